@@ -1,0 +1,75 @@
+# Every target sets up what it needs. Inside an active conda environment, or with PYTHON=/path/to/python,
+# that interpreter is used and nothing is installed.
+#   VARIANT  all, or rungs separated by commas          CASE   suites and cases separated by commas
+#   RUN      the folder of a run, for the report        OUT    a new folder for what is measured
+.DEFAULT_GOAL := help
+.PHONY: help env test test-gpu lint compile bench ncu nsys record notebooks report clean
+.DELETE_ON_ERROR:
+
+VARIANT ?= all
+RUN ?= profiling/recorded/h200
+with_out = $(if $(OUT),--out $(OUT))
+with_case = $(if $(CASE),--case $(CASE))
+
+ifdef CONDA_PREFIX
+PYTHON ?= python
+endif
+ifdef PYTHON
+py := $(PYTHON)
+else
+py := .venv/bin/python
+everything := .venv/everything.stamp
+reporting := .venv/reporting.stamp
+endif
+
+help: ## list the targets
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+env: $(everything) ## install everything for kernels, tests and notebooks into .venv
+
+report: $(reporting) ## tables, figure and PDF of RUN (the recorded H200 run) into build/report; needs no GPU
+	$(py) -m analysis.report --run $(RUN) --out build/report
+
+notebooks: $(reporting) ## execute the notebooks on RUN into build/notebooks
+	$(py) -m analysis.notebooks --run $(RUN) --out build/notebooks
+
+test: $(everything) ## the tests that need no GPU; kernels are cross-compiled for sm_90a
+	$(py) -m pytest -m "not gpu"
+
+test-gpu: $(everything) ## every variant on every lab case and on odd shapes, on this machine's GPU
+	$(py) -m pytest -m gpu
+
+lint: $(everything) ## ruff: rules and formatting
+	$(py) -m ruff check .
+	$(py) -m ruff format --check .
+
+compile: $(everything) ## compile VARIANT for CASE into TileLang's cache; print registers, spills, SASS facts
+	$(py) -m variants --variant $(VARIANT) $(with_case)
+
+bench: $(everything) ## check and time VARIANT=all on CASE=lab with both clocks
+	$(py) -m profiling.bench --variant $(VARIANT) $(with_case) $(with_out)
+
+ncu: $(everything) ## Nsight Compute on VARIANT=all, CASE=wide_gva_state: report, CSV, a table
+	$(py) -m profiling.ncu --variant $(VARIANT) $(with_case) $(with_out)
+
+nsys: $(everything) ## Nsight Systems on VARIANT=all, CASE=lab: report, sqlite, time per NVTX range
+	$(py) -m profiling.nsys --variant $(VARIANT) $(with_case) $(with_out)
+
+record: $(everything) ## bench, ncu and nsys into profiling/recorded/<gpu>; PART=bench|ncu|nsys does one of them
+	$(py) -m profiling.record $(if $(PART),--part $(PART)) $(if $(REPLACE),--replace)
+
+clean: ## remove .venv, build and caches; results and recorded runs stay
+	rm -rf .venv build .pytest_cache .ruff_cache *.egg-info
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+.venv/bin/python:
+	python3 -m venv .venv
+	$@ -m pip install --quiet --disable-pip-version-check --upgrade "pip>=25"
+
+.venv/reporting.stamp: pyproject.toml requirements.lock | .venv/bin/python
+	$(py) -m pip install --quiet --disable-pip-version-check -c requirements.lock -e '.[notebooks]'
+	@touch $@
+
+.venv/everything.stamp: pyproject.toml requirements.lock | .venv/bin/python
+	$(py) -m pip install --quiet --disable-pip-version-check -c requirements.lock -e '.[gpu,notebooks,dev]'
+	@touch $@ .venv/reporting.stamp

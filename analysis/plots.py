@@ -1,0 +1,91 @@
+"""Figures of a run, drawn from the frames of analysis.tables."""
+
+from __future__ import annotations
+
+import math
+
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from analysis import style, tables
+from analysis.load import Run
+from analysis.present import count, headline, percent, times, with_spread
+from kernels import work
+from kernels.problem import CASES, Case
+
+_COLUMNS = 4  # of the small panels
+_BAR, _HEAD, _FOOT = 0.14, 0.42, 0.30  # inches: a rung in a panel, a panel's title, a panel's axis
+_MEAN_BAR = 0.2  # inches: a rung in the upper panel
+_BESIDE = {1.13: "vs previous", 1.32: "of speed of light"}  # columns beside the upper panel, by their right edge
+
+
+def ladder_figure(run: Run) -> Figure:
+    """Above, what each rung gains over all shared cases; below, the time on each case against speed of light.
+
+    Both read from top to bottom as the ladder; bars begin at zero, whiskers are the
+    times' spread.
+
+    Raises:
+        BadRun: see analysis.tables.ladder and geomean.
+    """
+    ladder = tables.ladder(run)
+    mean = tables.geomean(ladder)
+    cases = list(ladder["case"].unique())
+    rungs = tables.rungs(run)
+    lines = math.ceil(len(cases) / _COLUMNS)
+    upper = _HEAD + _MEAN_BAR * len(rungs) + _FOOT
+    lower = _HEAD + _BAR * len(rungs) + _FOOT
+    with style.look():
+        figure = Figure(figsize=(style.WIDTH, 0.6 + upper + lines * lower), layout="constrained")
+        figure.suptitle(headline(run).replace(" (", "\n(", 1), x=0.01, ha="left", fontsize=9, fontweight="bold")
+        above, below = figure.subfigures(2, 1, height_ratios=[upper, lines * lower], hspace=0)
+        _means(above.subplots(), mean, run)
+        panels = below.subplots(lines, _COLUMNS, sharey=True, squeeze=False).ravel()
+        for axes, case in zip(panels, cases, strict=False):
+            _case(axes, ladder[ladder["case"] == case].set_index("variant"), CASES[case], rungs, run)
+        for axes in panels[len(cases) :]:
+            axes.set_axis_off()
+        below.supxlabel(
+            "Time per call, µs: median of CUDA-graph replays, with its spread. Dashed: speed of light", fontsize=7.5
+        )
+        # The columns beside the upper axes move as it shrinks, so the layout settles in the second pass only.
+        for _ in range(2):
+            figure.draw_without_rendering()
+        figure.set_layout_engine("none")
+    return figure
+
+
+def _means(axes: Axes, mean: pd.DataFrame, run: Run) -> None:
+    first, beside = mean["variant"].iloc[0], axes.get_yaxis_transform()  # x as a share of the axes, y as a rung
+    for x, head in _BESIDE.items():
+        axes.text(x, -0.9, head, transform=beside, ha="right", color=style.FAINT)
+    for y, row in enumerate(mean.itertuples()):
+        axes.barh(y, row.speedup, color=style.colour(run.variants.index(row.variant)), edgecolor=style.INK, lw=0.4)
+        label = with_spread(times(row.speedup), row.speedup_spread) if y else "1×"
+        axes.text(row.speedup, y, f" {label}", va="center")
+        for x, value in zip(_BESIDE, (times(row.step), percent(row.light_share)), strict=True):
+            axes.text(x, y, value, transform=beside, ha="right", va="center")
+    axes.axvline(1, color=style.INK, lw=0.6, ls=":")
+    axes.set_xlim(0, 1.25 * mean["speedup"].max())  # room for the label of the longest bar
+    axes.set_yticks(range(len(mean)), mean["variant"])
+    axes.set_ylim(len(mean) - 0.4, -0.6)
+    axes.set_xlabel(f"Speed-up over {first}, geometric mean over {count(mean['cases'].iloc[0], 'case')}")
+
+
+def _case(axes: Axes, part: pd.DataFrame, case: Case, rungs: list[str], run: Run) -> None:
+    for y, variant in enumerate(rungs):
+        if variant not in part.index:
+            axes.text(0, y, " skipped", va="center", color=style.FAINT, fontsize=6.5)
+            continue
+        time = part.loc[variant, "time_s"] * 1e6
+        whisker = time * part.loc[variant, "spread"]
+        colour = style.colour(run.variants.index(variant))
+        axes.barh(y, time, xerr=whisker, color=colour, edgecolor=style.INK, lw=0.4, error_kw={"lw": 0.8})
+        axes.text(time + whisker, y, f" {time:.0f}", va="center", fontsize=6.5)
+    axes.axvline(work.speed_of_light(work.core(case), run.ceilings) * 1e6, color=style.INK, lw=0.8, ls="--")
+    axes.set_xlim(0, 1.3 * part["time_s"].max() * 1e6)  # room for the label of the longest bar
+    axes.locator_params(axis="x", nbins=3)
+    axes.set_yticks(range(len(rungs)), rungs)
+    axes.set_ylim(len(rungs) - 0.4, -0.6)
+    axes.set_title(f"{case.name}\n{case.shape}", fontsize=6.5)

@@ -1,0 +1,349 @@
+"""Tables for people: the frames of analysis.tables as text, and the writers that Markdown, LaTeX and Typst need."""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass, field
+
+import pandas as pd
+
+from analysis import tables
+from analysis.load import Run
+from kernels import work
+from kernels.problem import CASES
+
+NONE = "–"  # a value that does not exist
+
+
+@dataclass(frozen=True)
+class Table:
+    """A printed table. Where a first cell is empty, the row belongs to the block that the last filled one began."""
+
+    title: str
+    head: list[str]
+    rows: list[list[str]]
+    note: str = ""
+    text_columns: int = 1  # so many at the left are text; the rest are numbers
+    bold: list[tuple[int, int]] = field(default_factory=list)  # cells that stand out: row and column
+
+    @property
+    def blocks(self) -> list[int]:
+        """The rows that begin a block, but for the first; none where each row would."""
+        starts = [i for i, row in enumerate(self.rows) if row[0]]
+        return starts[1:] if len(starts) < len(self.rows) else []
+
+
+def headline(run: Run) -> str:
+    """The run's result in one sentence: the fastest later rung against the first."""
+    table = tables.ladder(run)
+    mean = tables.geomean(table)
+    first, later = mean.iloc[0], mean.iloc[1:]
+    over = f"geometric mean over {count(first['cases'], 'case')}, {run.info['gpu']['name']}"
+    if later.empty:
+        return f"{first['variant']} reaches {percent(first['light_share'])} of speed of light ({over})."
+    best = later.loc[later["time_s"].idxmin()]
+    ratio, spread = best["speedup"], best["speedup_spread"]
+    if abs(ratio - 1) <= spread:
+        verdict = f"is as fast as {first['variant']}, within the measurement's spread"
+    elif ratio > 1:
+        verdict = f"is {times(ratio)[:-1]} times as fast as {first['variant']}"
+    else:
+        verdict = f"takes {times(1 / ratio)[:-1]} times as long as {first['variant']}"
+    return f"{best['variant']} {verdict}, and reaches {percent(best['light_share'])} of speed of light ({over})."
+
+
+def rungs(run: Run) -> Table:
+    """The ladder in short: a row per variant, geometric means over the cases that all of them run."""
+    ladder = tables.ladder(run)
+    mean = tables.geomean(ladder)
+    first = mean["variant"].iloc[0]
+    left_out = [case for case in run.cases if case not in tables.shared_cases(ladder)]
+    note = f"vs {first}: in brackets the lowest and highest case. ± is half the interquartile range."
+    if left_out:
+        note += f" Left out, because not every rung runs them: {', '.join(left_out)}."
+    return Table(
+        title=f"Geometric mean over {count(mean['cases'].iloc[0], 'case')}",
+        head=["Rung", "Idea", "Time, µs", f"vs {first}", "vs previous", "Of speed of light"],
+        rows=[
+            [
+                row.variant,
+                run.info["variants"][row.variant],
+                with_spread(microseconds(row.time_s), row.spread),
+                NONE
+                if row.variant == first
+                else f"{with_spread(times(row.speedup), row.speedup_spread)} "
+                f"({times(row.speedup_min)} to {times(row.speedup_max)})",
+                with_spread(times(row.step), row.step_spread),
+                percent(row.light_share),
+            ]
+            for row in mean.itertuples()
+        ],
+        note=note,
+        text_columns=2,
+        bold=[(int(mean["time_s"].argmin()), column) for column in (0, 2)],
+    )
+
+
+def ladder(run: Run) -> Table:
+    """The ladder in full: a block of rows per case, its fastest rung in bold."""
+    frame = tables.ladder(run).set_index(["case", "variant"])
+    first = tables.rungs(run)[0]
+    rows, bold = [], []
+    for case in run.cases:
+        if case not in frame.index:
+            continue
+        fastest = frame.loc[case]["time_s"].idxmin()
+        shown = [name for name in run.variants if (case, name) in frame.index or (name, case) in run.skipped]
+        for i, variant in enumerate(shown):
+            start = [case if i == 0 else "", variant]
+            if (case, variant) not in frame.index:
+                rows.append([*start, "skipped", NONE, NONE, NONE, NONE])
+                continue
+            row = frame.loc[case, variant]
+            if variant == fastest:
+                bold += [(len(rows), 1), (len(rows), 2)]
+            rows.append(
+                [
+                    *start,
+                    with_spread(microseconds(row["time_s"]), row["spread"]),
+                    microseconds(row["eager_s"]),
+                    NONE if variant == first else with_spread(times(row["speedup"]), row["speedup_spread"]),
+                    with_spread(times(row["step"]), row["step_spread"]),
+                    percent(row["light_share"]),
+                ]
+            )
+    note = (
+        "Time is the median of CUDA-graph replays, out of the L2 cache; eager is that of single calls, with Python, "
+        "allocation and launch. ± is half the interquartile range; of a speed-up, that of its round-by-round ratios."
+    )
+    skips = [f" {variant} skips {case}: {reason}." for (variant, case), reason in run.skipped.items()]
+    return Table(
+        title="By case",
+        head=["Case", "Rung", "Time, µs", "Eager, µs", f"vs {first}", "vs previous", "Of speed of light"],
+        rows=rows,
+        note=note + "".join(skips),
+        text_columns=2,
+        bold=bold,
+    )
+
+
+def cases(run: Run) -> Table:
+    """What each case asks of the device, and the time below which nothing can run it."""
+    ceilings, rows = run.ceilings, []
+    for name in run.cases:
+        case = CASES[name]
+        least = work.core(case)
+        by_arithmetic = least.flops / ceilings.flops_per_second > least.bytes / ceilings.bytes_per_second
+        floor = microseconds(work.speed_of_light(least, ceilings))
+        limit = "arithmetic" if by_arithmetic else "memory"
+        rows.append([name, case.shape, limit, digits(least.flops / 1e9, 3), digits(least.bytes / 1e6, 3), floor])
+    return Table(
+        title="The cases and their speed of light",
+        head=["Case", "Shape", "Limited by", "GFLOP", "MB", "Speed of light, µs"],
+        rows=rows,
+        note=f"Lower bounds of kernels/work.py at this device's measured ceilings: {_ceilings(run)}.",
+        text_columns=3,
+    )
+
+
+def counters(run: Run) -> list[Table]:
+    """Nsight Compute's counters, a table per profiled case; where there is none, how to add one."""
+    profiled = tables.profiled_cases(run)
+    if not profiled:
+        return [_absent("Nsight Compute", "ncu")]
+    return [_counters(case, tables.counters(run, case)) for case in profiled]
+
+
+def timeline(run: Run) -> Table:
+    """Kernel time per NVTX range from Nsight Systems; where there is none, how to add it."""
+    frame = tables.timeline(run)
+    if frame.empty:
+        return _absent("Nsight Systems", "nsys")
+    rows, last = [], None
+    for row in frame.itertuples():
+        start = row.case if row.case != last else ""
+        span = [microseconds(row.kernel_s), microseconds(row.projected_s), percent(row.kernel_s / row.projected_s)]
+        rows.append([start, row.variant, row.phase, str(row.launches), *span])
+        last = row.case
+    return Table(
+        title="Nsight Systems: kernel time per NVTX range",
+        head=["Case", "Rung", "Phase", "Launches", "Kernels, µs", "Span, µs", "Kernels in span"],
+        rows=rows,
+        note="One call after warm-up. The span lasts from the first operation's start to the last one's end; what "
+        "kernels do not fill of it is the gaps between launches.",
+        text_columns=3,
+    )
+
+
+def environment(run: Run) -> Table:
+    """Where the numbers come from: device, software and protocol."""
+    info = run.info
+    gpu, seen = info["gpu"], info.get("clocks", {}).get("seen", [])
+    rows = [
+        ["Run", info["run"]],
+        ["GPU", f"{gpu['name']}, {gpu['sm_count']} SMs, {gpu['l2_bytes'] / 2**20:.0f} MiB L2, driver {gpu['driver']}"],
+        ["Commit", info["commit"]],
+        ["Versions", ", ".join(f"{name} {version}" for name, version in info["versions"].items())],
+    ]
+    if info.get("ceilings"):
+        rows.append(["Ceilings", _ceilings(run)])
+    for clock, label in (("sm_mhz", "SM clock"), ("memory_mhz", "Memory clock")):
+        # nvidia-smi's words: a number of MHz, or why there is none
+        found = sorted({case[clock] for case in seen}, key=lambda word: (len(word), word))
+        if found:
+            extremes = " to ".join(dict.fromkeys((found[0], found[-1])))
+            rows.append([label, f"{extremes} MHz between cases, {info['clocks']['max'][clock]} at most"])
+    rows += [[f"Protocol: {name}", text] for name, text in info["protocol"].items()]
+    return Table("Where the numbers come from", ["What", "Value"], rows, text_columns=2)
+
+
+def origin(run: Run) -> str:
+    """The one-line version of `environment`."""
+    info, versions = run.info, run.info["versions"]
+    software = ", ".join(f"{name} {versions[name]}" for name in ("tilelang", "torch") if name in versions)
+    device = f"{info['gpu']['name']}, driver {info['gpu']['driver']}"
+    return f"Run {info['run']}: {device}, {software}, commit {info['commit']}."
+
+
+def markdown(*printed: Table) -> str:
+    """Tables as GitHub Markdown, padded so that the source reads as a table too."""
+    return "\n\n".join(_markdown(table) for table in printed)
+
+
+def latex(*printed: Table) -> str:
+    r"""Tables as LaTeX longtables with booktabs rules, for \input."""
+    return "\n".join(["% needs \\usepackage{booktabs,longtable}", *map(_latex, printed)]) + "\n"
+
+
+def digits(value: float, significant: int) -> str:
+    """A number with that many significant digits, never an exponent and never a whole digit lost."""
+    if value == 0:
+        return "0"
+    exponent = math.floor(math.log10(float(f"{abs(value):.{significant}g}")))
+    return f"{value:.{max(0, significant - 1 - exponent)}f}"
+
+
+def microseconds(seconds: float) -> str:
+    """Seconds as a number of µs."""
+    return NONE if math.isnan(seconds) else digits(seconds * 1e6, 4)
+
+
+def times(ratio: float) -> str:
+    """A ratio as a factor, such as 2.41×."""
+    return NONE if math.isnan(ratio) else digits(ratio, 3) + "×"
+
+
+def percent(share: float) -> str:
+    """A share as percent."""
+    return NONE if math.isnan(share) else f"{share:.1%}"
+
+
+def with_spread(text: str, spread: float) -> str:
+    """A printed value with its relative spread, such as 2.41× ±0.2%; less than 0.005 % is printed as 0."""
+    return text if math.isnan(spread) else f"{text} ±{digits(round(spread * 100, 2), 1)}%"
+
+
+def count(number: int, noun: str) -> str:
+    """A number of things, such as 8 cases."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
+def _counters(case: str, frame: pd.DataFrame) -> Table:
+    rows, last = [], None
+    for row in frame.itertuples():
+        shares = [percent(x) for x in (row.sm_throughput, row.dram_throughput, row.tensor_pipe, row.occupancy)]
+        counts = [_scaled(row.registers, 1), _scaled(row.shared_memory, 2**10), _scaled(row.dram_bytes, 1e6)]
+        stalls = ", ".join(f"{label} {digits(warps, 2)}" for label, warps in row.stalls)
+        start = row.variant if row.variant != last else ""
+        numbers = [microseconds(row.duration), *shares, *counts, times(row.dram_over_minimum)]
+        rows.append([start, row.kernel, stalls, *numbers])
+        last = row.variant
+    head = ["Rung", "Kernel", "Top stalls", "µs", "SM", "DRAM", "Tensor", "Occupancy", "Registers", "Smem, KiB"]
+    return Table(
+        title=f"Nsight Compute: {case} ({CASES[case].shape})",
+        head=[*head, "DRAM, MB", "of minimum"],
+        rows=rows,
+        note="Each kernel replayed with flushed caches: compare these durations with each other, never with the "
+        "ladder's. Of minimum: DRAM bytes over the least that the whole core can move. Stalls: warps waiting per "
+        "issued instruction.",
+        text_columns=3,
+    )
+
+
+def _absent(tool: str, part: str) -> Table:
+    remedy = f"On a machine with a GPU, make record PART={part} adds them to the recorded run"
+    return Table(
+        tool, [], [], f"This run holds no rows of {tool}. {remedy}; make {part} profiles into a run of its own."
+    )
+
+
+def _ceilings(run: Run) -> str:
+    """Both ceilings in words."""
+    flops, moved = run.ceilings.flops_per_second / 1e12, run.ceilings.bytes_per_second / 1e12
+    return f"{digits(flops, 3)} TFLOP/s in a BF16 matrix product, {digits(moved, 3)} TB/s in a copy"
+
+
+def _scaled(value: float, unit: float) -> str:
+    return NONE if math.isnan(value) else digits(value / unit, 3)
+
+
+def _markdown(table: Table) -> str:
+    parts = [f"**{_escape_markdown(table.title)}**"]
+    if table.rows:
+        cells = [[_escape_markdown(cell) for cell in row] for row in (table.head, *table.rows)]
+        for i, j in table.bold:
+            cells[i + 1][j] = f"**{cells[i + 1][j]}**"
+        widths = [max(3, *map(len, column)) for column in zip(*cells, strict=True)]
+        text = table.text_columns
+        rule = ["-" * width if j < text else "-" * (width - 1) + ":" for j, width in enumerate(widths)]
+        lines = []
+        for row in (cells[0], rule, *cells[1:]):
+            padded = (c.ljust(w) if j < text else c.rjust(w) for j, (c, w) in enumerate(zip(row, widths, strict=True)))
+            lines.append(f"| {' | '.join(padded)} |")
+        parts.append("\n".join(lines))
+    if table.note:
+        parts.append(_escape_markdown(table.note))
+    return "\n\n".join(parts)
+
+
+def _latex(table: Table) -> str:
+    parts = [f"\\paragraph{{{_escape_latex(table.title)}}}"]
+    if table.rows:
+        lines = [[_escape_latex(cell) for cell in row] for row in (table.head, *table.rows)]
+        for i, j in table.bold:
+            lines[i + 1][j] = f"\\textbf{{{lines[i + 1][j]}}}"
+        head, *rows = [" & ".join(line) + r" \\" for line in lines]
+        for i in table.blocks:
+            rows[i] = "\\addlinespace\n" + rows[i]
+        columns = "l" * table.text_columns + "r" * (len(table.head) - table.text_columns)
+        top = f"\\begin{{longtable}}{{@{{}}{columns}@{{}}}}"
+        parts += [top, r"\toprule", head, r"\midrule\endhead", *rows, r"\bottomrule", r"\end{longtable}"]
+    if table.note:
+        parts.append(rf"\noindent {_escape_latex(table.note)}")
+    return "\n".join(parts)
+
+
+def _escape_markdown(text: str) -> str:
+    """Text that Markdown shows as it is. An underscore inside a word needs no escape on GitHub."""
+    return re.sub(r"[\\`*<>|]|(?<!\w)_|_(?!\w)", lambda found: "\\" + found[0], text).replace("\n", " ")
+
+
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    "µ": r"\textmu{}",
+    "×": r"$\times$",
+    "±": r"$\pm$",
+    "–": "--",
+    **{character: "\\" + character for character in "&%$#_{}"},
+}
+
+
+def _escape_latex(text: str) -> str:
+    """Text that LaTeX shows as it is."""
+    return "".join(_LATEX.get(character, character) for character in text)

@@ -1,0 +1,217 @@
+"""Compilation: the target, builders that compile on first use, and what the compiler made of a kernel."""
+
+from __future__ import annotations
+
+import functools
+import os
+import re
+import shutil
+import subprocess
+import sysconfig
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import tilelang
+import torch
+from tilelang import tvm
+
+from kernels.errors import UserError
+from kernels.problem import CHUNK, HEAD_DIM, Case
+
+
+class ToolMissing(UserError):
+    """A compiler or disassembler is not installed: which, where it was looked for, how to get it."""
+
+
+@functools.cache
+def target() -> dict[str, str]:
+    """The compilation target: the architecture of the current GPU, or Hopper (sm_90a) where there is none.
+
+    A dict of kind and arch alone, since it is part of the cache key: a cache filled on a machine without a
+    GPU is then found on one with a Hopper GPU.
+    """
+    major, minor = torch.cuda.get_device_capability() if torch.cuda.is_available() else (9, 0)
+    # The "a" targets hold the instructions of one architecture only, such as Hopper's wgmma and setmaxnreg.
+    return {"kind": "cuda", "arch": f"sm_{major}{minor}{'a' if major >= 9 else ''}"}
+
+
+# Compiled kernels are replaced by their description while `kernels_of` runs; see there.
+_collected: list[Source] | None = None
+
+
+class Builder:
+    """A `tilelang.jit` builder whose target is decided when it is first called, not when it is imported."""
+
+    def __init__(self, function: Callable, pass_configs: dict):
+        self._jit = tilelang.jit(function, pass_configs=pass_configs)
+        self._pass_configs = pass_configs
+        self._compiled: dict[tuple, Callable] = {}
+
+    def __call__(self, *args):
+        """The compiled kernel for these builder arguments; compiled once in a process, then looked up."""
+        if _collected is not None:
+            _collected.append(Source(self._jit.get_tir(*args), self._pass_configs))
+            return lambda *tensors: None
+        if args not in self._compiled:
+            self._jit.target = target()
+            self._compiled[args] = self._jit(*args)
+        return self._compiled[args]
+
+
+def jit(**pass_configs) -> Callable[[Callable], Builder]:
+    """Decorate a function that returns a prim_func; keywords are TileLang pass configs without their `tl.`."""
+    return lambda function: Builder(function, {f"tl.{name}": value for name, value in pass_configs.items()})
+
+
+@dataclass(frozen=True)
+class Source:
+    """A kernel before compilation."""
+
+    prim_func: object
+    pass_configs: dict
+
+    @property
+    def name(self) -> str:
+        """The prim_func's name; the device function adds `_kernel`."""
+        return str(self.prim_func.attrs["global_symbol"])
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What ptxas and the disassembler say of one device function."""
+
+    kernel: str
+    registers: int
+    spill_bytes: int  # stores plus loads
+    shared_bytes: int  # static plus dynamic
+    hgmma: int  # warpgroup matrix instructions in the SASS
+    ldl: int  # local-memory loads
+    stl: int  # local-memory stores
+
+
+@contextmanager
+def _collecting() -> Iterator[list[Source]]:
+    global _collected
+    _collected = []
+    try:
+        yield _collected
+    finally:
+        _collected = None
+
+
+def kernels_of(forward: Callable, cases: tuple[Case, ...]) -> list[Source]:
+    """The distinct kernels that `forward` builds for these cases, found by calling it on `meta` tensors.
+
+    No GPU and no compilation: builders hand out a stand-in and note what they would have compiled.
+    """
+    sources: dict[tuple[str, str], Source] = {}
+    for case in cases:
+        with _collecting() as found:
+            forward(*_meta_inputs(case))
+        for source in found:
+            sources.setdefault((source.name, source.prim_func.script()), source)
+    return list(sources.values())
+
+
+def _meta_inputs(case: Case) -> tuple:
+    def meta(*shape: int, dtype=torch.float32) -> torch.Tensor:
+        return torch.empty(shape, dtype=dtype, device="meta")
+
+    B, T, Hq, Hv = case.B, case.T, case.Hq, case.Hv
+    bf16 = torch.bfloat16
+    return (
+        meta(B, T, Hq, HEAD_DIM, dtype=bf16),
+        meta(B, T, Hq, HEAD_DIM, dtype=bf16),
+        meta(B, T, Hv, HEAD_DIM, dtype=bf16),
+        meta(B, T, Hv),
+        meta(B, T, Hv),
+        meta(B, T, Hv, CHUNK, dtype=bf16),
+        meta(B, Hv, HEAD_DIM, HEAD_DIM) if case.initial_state else None,
+    )
+
+
+def compile_into_cache(source: Source) -> None:
+    """Compile a kernel into TileLang's cache (TILELANG_CACHE_DIR), where a later process or machine finds it."""
+    tilelang.compile(source.prim_func, target=target(), pass_configs=source.pass_configs)
+
+
+def facts(source: Source) -> list[Facts]:
+    """Cross-compile a kernel to a cubin and read its resources and instruction counts.
+
+    Raises:
+        ToolMissing: nvcc, cuobjdump or nvdisasm can't be found.
+    """
+    from tilelang.contrib import nvcc
+
+    compiler = find_tool("nvcc")
+    hopper = tvm.target.Target(target())
+    with tvm.transform.PassContext(opt_level=3, config=source.pass_configs), hopper:
+        artifact = tilelang.lower(source.prim_func, target=hopper)
+    fast_math = ["--use_fast_math"] if source.pass_configs.get("tl.enable_fast_math") else []
+    with tempfile.TemporaryDirectory() as folder:
+        text, cubin = Path(folder, "kernel.cu"), Path(folder, "kernel.cubin")
+        text.write_text(artifact.kernel_source)
+        command = [compiler, "--cubin", "-O3", f"-arch={target()['arch']}", *nvcc.default_compile_options(), *fast_math]
+        log = _run([*command, "-Xptxas", "-v", "-o", str(cubin), str(text)])
+        sass = _run([find_tool("nvdisasm"), "-c", str(cubin)])
+        usage = _run([find_tool("cuobjdump"), "--dump-resource-usage", str(cubin)])
+    dynamic = {
+        str(function.attrs["global_symbol"]): int(function.attrs.get("dyn_shared_memory_buf", 0))
+        for function in artifact.device_mod.functions.values()
+    }
+    return parse_facts(log, usage, sass, dynamic)
+
+
+def parse_facts(ptxas_log: str, usage: str, sass: str, dynamic_shared: dict[str, int]) -> list[Facts]:
+    """Join ptxas' verbose log, cuobjdump's resource usage, nvdisasm's listing and the dynamic shared memory."""
+    spills = {
+        name: int(stores) + int(loads)
+        for name, stores, loads in re.findall(
+            r"Function properties for (\S+)\s+\d+ bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads",
+            ptxas_log,
+        )
+    }
+    bodies = dict(re.findall(r"^\.text\.(\S+):$(.*?)(?=^\.text\.|\Z)", sass, re.MULTILINE | re.DOTALL))
+    found = []
+    for name, registers, shared in re.findall(r"Function (\S+):\s+REG:(\d+) .*?SHARED:(\d+)", usage):
+        count = functools.partial(_count, bodies[name])
+        found.append(
+            Facts(
+                name,
+                int(registers),
+                spills[name],
+                int(shared) + dynamic_shared.get(name, 0),
+                count("HGMMA"),
+                count("LDL"),
+                count("STL"),
+            )
+        )
+    return found
+
+
+def _count(sass: str, opcode: str) -> int:
+    return len(re.findall(rf"\b{opcode}[.\s]", sass))
+
+
+@functools.cache
+def find_tool(name: str) -> str:
+    """The path of a CUDA tool: from CUDA_HOME, from the PyPI packages of the `gpu` extra, or from PATH."""
+    site = Path(sysconfig.get_path("purelib"), "nvidia", "cu13", "bin")
+    places = [Path(home, "bin") for home in (os.environ.get("CUDA_HOME"),) if home] + [site]
+    path = shutil.which(name, path=os.pathsep.join(map(str, places))) or shutil.which(name)
+    if path is None:
+        raise ToolMissing(
+            f"{name} is needed and was found neither in CUDA_HOME, nor in {site}, nor on PATH: "
+            "`make env` installs it with the other requirements, or set CUDA_HOME to a CUDA 13 toolkit"
+        )
+    return path
+
+
+def _run(command: list[str]) -> str:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{' '.join(command)} failed with exit code {done.returncode}:\n{done.stdout}{done.stderr}")
+    return done.stdout + done.stderr

@@ -1,0 +1,210 @@
+"""The operator's contract: constants, benchmark cases, seeded inputs, input validation.
+
+Importing this module needs neither torch nor tilelang: `analysis/` reads the cases on any machine.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, NamedTuple
+
+from kernels.errors import UserError
+
+if TYPE_CHECKING:
+    import torch
+
+CHUNK = 64  # tokens of a chunk, C
+HEAD_DIM = 128  # dk = dv
+SCALE = HEAD_DIM**-0.5  # of the output
+
+
+class UnsupportedCase(ValueError):
+    """The one exception that means "skip this case, and say so": what is not supported, and why."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One shape of the operator: B sequences of T tokens, Hq query/key heads, Hv value heads."""
+
+    name: str
+    B: int
+    T: int
+    Hq: int
+    Hv: int
+    initial_state: bool = False
+    gates: str = "random"  # a key of GATES
+
+    def __post_init__(self) -> None:
+        if min(self.B, self.T, self.Hq, self.Hv) < 1 or self.Hv % self.Hq:
+            raise ValueError(
+                f"case {self.name}: B, T, Hq, Hv must be positive and Hv a multiple of Hq, "
+                f"found B={self.B} T={self.T} Hq={self.Hq} Hv={self.Hv}"
+            )
+        if self.gates not in GATES:
+            raise ValueError(f"case {self.name}: gates must be one of {', '.join(GATES)}, found {self.gates!r}")
+
+    @property
+    def decays(self) -> bool:
+        """Whether every head forgets. One that doesn't adds up the rounding error of every token, so single
+        elements of its state pass 5e-3 where the relative L2 error does not."""
+        return self.gates in ("random", "mixed", "steep")
+
+    @property
+    def shape(self) -> str:
+        """The shape as tables print it."""
+        return f"B={self.B} T={self.T} Hq={self.Hq} Hv={self.Hv}" + (" S0" if self.initial_state else "")
+
+
+def _mixed(g: torch.Tensor) -> torch.Tensor:
+    g[:, 1::2] = 0.0
+    return g
+
+
+def _quarter_off(g: torch.Tensor) -> torch.Tensor:
+    g[:, :, ::4] = 0.0
+    return g
+
+
+# How a case turns its random log-gates g [B,T,Hv] into the ones it uses (in place).
+GATES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "random": lambda g: g,
+    "mixed": _mixed,  # every second token does not decay
+    "quarter_off": _quarter_off,  # a quarter of the heads never decays
+    "zero": lambda g: g.zero_(),  # nothing decays
+    "steep": lambda g: g.fill_(-20.0),  # everything decays at once
+}
+
+_LAB = (
+    Case("short_tail_state", 1, 1025, 2, 8, initial_state=True),
+    Case("chain_equal", 1, 8192, 4, 4),
+    Case("parallel_equal", 1, 2048, 16, 16),
+    Case("parallel_gva", 1, 2048, 4, 16, gates="mixed"),
+    Case("long_low_gva", 1, 32768, 2, 8),
+    Case("batch_split_gva", 4, 8192, 2, 8),
+    Case("wide_gva_state", 1, 8192, 16, 64, initial_state=True),
+    Case("deep_gva_state", 1, 16384, 8, 32, initial_state=True),
+)
+
+
+def _qwen() -> tuple[Case, ...]:
+    """Head counts of Qwen3.5 and 3.6 under tensor parallelism 1 to 8, by sequence length."""
+
+    def case(name: str, B: int, T: int, Hq: int, Hv: int) -> Case:
+        return Case(name, B, T, Hq, Hv, initial_state=True, gates="quarter_off")
+
+    heads = ((2, 8), (4, 16), (8, 24), (8, 32), (16, 48), (16, 64))
+    grid = tuple(case(f"q{Hq}_{Hv}_{T}", 1, T, Hq, Hv) for Hq, Hv in heads for T in (2048, 8192, 32768))
+    return (*grid, case("q16_64_4x8192", 4, 8192, 16, 64), case("q8_32_8x1024", 8, 1024, 8, 32))
+
+
+SUITES: dict[str, tuple[Case, ...]] = {"lab": _LAB, "qwen": _qwen()}
+CASES: dict[str, Case] = {case.name: case for suite in SUITES.values() for case in suite}
+
+
+class UnknownCase(UserError):
+    """A name that is neither a case nor a suite."""
+
+
+def select(names: str) -> tuple[Case, ...]:
+    """The cases that a command line names: suites and cases, separated by commas, each case once."""
+    found: dict[str, Case] = {}
+    for name in names.split(","):
+        if name not in SUITES and name not in CASES:
+            raise UnknownCase(
+                f"a case was expected to be a suite ({', '.join(SUITES)}) or one of {', '.join(CASES)}, "
+                f"found {name!r}: choose from these, or add it to kernels/problem.py"
+            )
+        found.update((case.name, case) for case in SUITES.get(name) or (CASES[name],))
+    return tuple(found.values())
+
+
+class Inputs(NamedTuple):
+    """Inputs of the full forward: log-gates per token, not yet summed over chunks."""
+
+    q: torch.Tensor  # [B,T,Hq,128] BF16, L2-normalised
+    k: torch.Tensor  # [B,T,Hq,128] BF16, L2-normalised
+    v: torch.Tensor  # [B,T,Hv,128] BF16
+    g: torch.Tensor  # [B,T,Hv] FP32, natural log, <= 0
+    beta: torch.Tensor  # [B,T,Hv] FP32, in (0, 1)
+    initial_state: torch.Tensor | None  # [B,Hv,128,128] FP32 as [dk,dv]
+
+
+def make_inputs(case: Case, device: str = "cuda", seed: int = 42) -> Inputs:
+    """Random inputs of a case: drawn on the CPU, so that every machine and device gets the same ones.
+
+    g = logsigmoid(N(0,1)) / 16, beta = sigmoid(N(0,1)), v and the initial state ~ N(0,1), q and k
+    L2-normalised N(0,1).
+    """
+    import torch
+    from torch.nn.functional import logsigmoid, normalize
+
+    generator = torch.Generator().manual_seed(seed)
+
+    def randn(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, generator=generator).to(device)
+
+    B, T, Hq, Hv = case.B, case.T, case.Hq, case.Hv
+    q = normalize(randn(B, T, Hq, HEAD_DIM), dim=-1).bfloat16()
+    k = normalize(randn(B, T, Hq, HEAD_DIM), dim=-1).bfloat16()
+    v = randn(B, T, Hv, HEAD_DIM).bfloat16()
+    g = GATES[case.gates](logsigmoid(randn(B, T, Hv)) / 16)
+    beta = randn(B, T, Hv).sigmoid()
+    state = randn(B, Hv, HEAD_DIM, HEAD_DIM) if case.initial_state else None
+    return Inputs(q, k, v, g, beta, state)
+
+
+def check_core_inputs(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g_cumsum: torch.Tensor,
+    beta: torch.Tensor,
+    A: torch.Tensor,
+    initial_state: torch.Tensor | None,
+) -> tuple[int, int, int, int]:
+    """Return (B, T, Hq, Hv) of a core call, or refuse it.
+
+    Raises:
+        TypeError: a tensor has the wrong dtype.
+        ValueError: wrong shape, device or memory layout.
+    """
+    import torch
+
+    if q.ndim != 4 or v.ndim != 4:
+        raise ValueError(
+            f"q and v must be [B,T,H,{HEAD_DIM}], found q {list(q.shape)}, v {list(v.shape)}: add what is missing"
+        )
+    (B, T, Hq, _), Hv = q.shape, v.shape[2]
+    if min(B, T, Hq, Hv) < 1 or Hv % Hq:
+        raise ValueError(
+            f"B, T, Hq, Hv must be positive and Hv a multiple of Hq, found B={B} T={T} Hq={Hq} Hv={Hv}: "
+            "repeat or regroup the heads"
+        )
+    bf16, fp32 = torch.bfloat16, torch.float32
+    expected = (
+        ("q", q, (B, T, Hq, HEAD_DIM), bf16),
+        ("k", k, (B, T, Hq, HEAD_DIM), bf16),
+        ("v", v, (B, T, Hv, HEAD_DIM), bf16),
+        ("g_cumsum", g_cumsum, (B, T, Hv), fp32),
+        ("beta", beta, (B, T, Hv), fp32),
+        ("A", A, (B, T, Hv, CHUNK), bf16),
+        ("initial_state", initial_state, (B, Hv, HEAD_DIM, HEAD_DIM), fp32),
+    )
+    for name, tensor, shape, dtype in expected:
+        if tensor is None:
+            continue
+        if tensor.shape != shape:
+            raise ValueError(f"{name} must have shape {list(shape)}, found {list(tensor.shape)}: reshape or slice it")
+        if tensor.dtype != dtype:
+            raise TypeError(f"{name} must be {dtype}, found {tensor.dtype}: convert it with .to({dtype})")
+        if not tensor.is_contiguous():
+            raise ValueError(
+                f"{name} must be contiguous, found strides {list(tensor.stride())}: pass {name}.contiguous()"
+            )
+        if tensor.device != q.device or tensor.device.type == "cpu":
+            raise ValueError(
+                f"all tensors must be on one CUDA device, found {name} on {tensor.device} and q on {q.device}: "
+                "move them there; on a CPU use kernels.reference"
+            )
+    return B, T, Hq, Hv

@@ -1,0 +1,79 @@
+"""How much work a case is: floating-point operations, bytes, and the time they take at the device's ceilings.
+
+These are lower bounds for a chunk-wise implementation with chunks of 64, so a share of speed of light never
+passes 100 %: each input is read once and each output written once, intermediates cost nothing, matrix
+products count the tokens a chunk really has, and Q K^T and K K^T are computed once per query/key head.
+
+Needs neither torch nor tilelang.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from kernels.problem import CHUNK, HEAD_DIM, Case
+
+BF16, FP32 = 2, 4  # bytes
+
+
+@dataclass(frozen=True)
+class Work:
+    """Work of one forward pass."""
+
+    flops: int  # multiply and add count as two
+    bytes: int  # through device memory
+
+
+@dataclass(frozen=True)
+class Ceilings:
+    """What the device sustains, as measured (see profiling.bench.measure_ceilings)."""
+
+    flops_per_second: float  # dense BF16 matrix product
+    bytes_per_second: float  # large copy, bytes read plus bytes written
+
+
+def core(case: Case) -> Work:
+    """U, W, S and O from given g_cumsum and A.
+
+    With W S computed as A (B Γ (K S)), the cheapest order, a chunk of ℓ tokens takes per value head K S, Q S
+    and K^T Vnew at 2 ℓ dk dv each, A times its [ℓ, dv] operand and P Vnew at 2 ℓ² dv each, and per query/key
+    head Q K^T at 2 ℓ² dk.
+    """
+    state = 3 * 2 * case.B * case.T * case.Hv * HEAD_DIM**2
+    within = 2 * _squares(case) * HEAD_DIM * (2 * case.Hv + case.Hq)
+    return Work(state + within, _io(case) + case.B * case.T * case.Hv * (CHUNK * BF16 + FP32 + FP32))
+
+
+def full(case: Case) -> Work:
+    """From raw log-gates: core, and K K^T at 2 ℓ² dk per query/key head, and the inverse at ℓ³/3 per value head.
+
+    g_cumsum and A are intermediates: they cost no bytes, and g is read instead.
+    """
+    cubes = case.B * sum(length**3 for length in _lengths(case))
+    preprocess = 2 * _squares(case) * HEAD_DIM * case.Hq + cubes * case.Hv // 3
+    return Work(core(case).flops + preprocess, _io(case) + case.B * case.T * case.Hv * (FP32 + FP32))
+
+
+WORK = {"core": core, "full": full}  # by phase
+
+
+def speed_of_light(work: Work, ceilings: Ceilings) -> float:
+    """Seconds below which no implementation of this work can run: the slower of arithmetic and memory."""
+    return max(work.flops / ceilings.flops_per_second, work.bytes / ceilings.bytes_per_second)
+
+
+def _lengths(case: Case) -> list[int]:
+    """The number of tokens of each chunk of one sequence."""
+    chunks, rest = divmod(case.T, CHUNK)
+    return [CHUNK] * chunks + [rest] * (rest > 0)
+
+
+def _squares(case: Case) -> int:
+    return case.B * sum(length**2 for length in _lengths(case))
+
+
+def _io(case: Case) -> int:
+    """Bytes of q, k, v, output and the states: what core and full have in common."""
+    tokens = case.B * case.T * HEAD_DIM * BF16 * (2 * case.Hq + 2 * case.Hv)
+    states = case.B * case.Hv * HEAD_DIM**2 * FP32 * (2 if case.initial_state else 1)
+    return tokens + states

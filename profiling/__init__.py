@@ -1,0 +1,1 @@
+"""Measures the variants: correctness, latency, Nsight Compute and Nsight Systems, all into one tidy table."""

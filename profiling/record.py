@@ -1,0 +1,90 @@
+"""The recorded run: bench, ncu and nsys of every rung into profiling/recorded/<gpu>/, small and free of private data.
+
+    python -m profiling.record [--part bench|ncu|nsys] [--replace]
+
+`bench` starts a run, `ncu` and `nsys` add to it; each ends within ten minutes on an H200, and without --part all
+three run in turn. A recorded run is replaced only with --replace.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gzip
+import shutil
+import tempfile
+from pathlib import Path
+
+import variants
+from kernels import problem
+from kernels.errors import command
+from profiling import bench, ncu, nsys, run
+
+# Counters are recorded for a case that fills the GPU, one whose chunk loop is a chain, and the smallest one.
+NCU_CASES = "wide_gva_state,chain_equal,short_tail_state"
+
+
+@command
+def main() -> None:
+    """Run the command line that the module describes."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--part", choices=("bench", "ncu", "nsys"), help="one part; all if left out")
+    parser.add_argument("--replace", action="store_true", help="replace the recorded run of this GPU")
+    options = parser.parse_args()
+    names = variants.LADDER
+    now = run.describe({name: variants.label(name) for name in names})
+    folder = run.RECORDED / now["gpu"]["slug"]
+    if options.part in (None, "bench"):
+        _bench(names, folder, now, options.replace)
+    if options.part in (None, "ncu"):
+        _add(folder, now, "ncu", lambda scratch, info: ncu.profile(names, problem.select(NCU_CASES), scratch, info))
+    if options.part in (None, "nsys"):
+        _add(folder, now, "nsys", lambda scratch, info: nsys.profile(names, problem.SUITES["lab"], scratch, info))
+    print(f"\nrecorded: {folder}")
+
+
+def _bench(names: tuple[str, ...], folder: Path, info: dict, replace: bool) -> None:
+    """Measure in a scratch folder; the recorded run gives way only once that is complete.
+
+    Raises:
+        BadRun: a run is recorded already and `replace` is not set.
+    """
+    if folder.exists() and not replace:
+        raise run.BadRun(f"{folder}: a run is recorded already; replace it with REPLACE=1")
+    forwards = {name: variants.load(name).gdn_prefill_forward for name in names}
+    with tempfile.TemporaryDirectory() as scratch:
+        bench.bench(forwards, problem.SUITES["lab"], Path(scratch), info)
+        shutil.rmtree(folder, ignore_errors=True)
+        shutil.copytree(scratch, folder)
+
+
+def _add(folder: Path, now: dict, tool: str, profile) -> None:
+    """Profile in a scratch folder, then add rows and exports, stripped and compressed, to the recorded run.
+
+    Raises:
+        BadRun: no bench part of this commit and GPU is recorded, or this tool's part is there already.
+    """
+    info = run.read_info(folder)
+    for key in ("commit", "gpu"):
+        if info[key] != now[key]:
+            raise run.BadRun(
+                f"{folder}: parts of one run were expected; its {key} is {info[key]}, here it is {now[key]}: "
+                "start anew with PART=bench REPLACE=1"
+            )
+    if (folder / tool).exists():
+        raise run.BadRun(f"{folder / tool}: is recorded already; start anew with PART=bench REPLACE=1")
+    with tempfile.TemporaryDirectory() as scratch:
+        rows = profile(Path(scratch), info)
+        (folder / tool).mkdir()
+        for export in Path(scratch, tool).iterdir():
+            if export.suffix == ".csv":
+                packed = gzip.compress(export.read_bytes(), mtime=0)
+                (folder / tool / f"{export.name}.gz").write_bytes(packed)
+            elif export.suffix == ".sqlite":
+                nsys.strip(export, folder / tool / f"{export.name}.gz")
+    run.add_rows(folder, rows)
+    run.write_info(folder, info)
+    print({"ncu": ncu, "nsys": nsys}[tool].summary(rows))
+
+
+if __name__ == "__main__":
+    main()

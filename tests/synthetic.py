@@ -1,0 +1,85 @@
+"""Run folders made up for tests: rows with known medians, as the project's commands would have written them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from profiling import run, schema
+from profiling.metrics import METRICS
+
+GPU = "NVIDIA H200"
+RUN = "20260101T000000Z-h200-0123456789"
+CEILINGS = {"flops_per_second": 8e14, "bytes_per_second": 4e12}
+NUDGES = (-0.002, -0.001, 0.0, 0.001, 0.002)  # of the samples, relative to their median: a spread of 0.1 %
+KERNELS = {"naive": ["naive_uw_kernel", "naive_state_kernel", "naive_output_kernel"]}  # others have one, by name
+STALLS = {"stall_long_scoreboard": 4.0, "stall_wait": 1.5, "stall_barrier": 3.0, "stall_misc": 0.1}
+
+Times = dict[str, dict[str, float]]  # seconds of the graph clock, by variant and case
+
+
+def info(times: Times, skipped: list[tuple[str, str, str]]) -> dict:
+    """A run.json; `skipped` lists (variant, case, reason)."""
+    cases = {case for by_case in times.values() for case in by_case}
+    return {
+        "run": RUN,
+        "created": "2026-01-01T00:00:00Z",
+        "commit": "0123456789",
+        "gpu": {"name": GPU, "slug": "h200", "sm_count": 132, "l2_bytes": 50 * 2**20, "driver": "570.1"},
+        "clocks": {
+            "max": {"sm_mhz": "1980", "memory_mhz": "3201"},
+            "seen": [{"case": case, "sm_mhz": "1755", "memory_mhz": "3201"} for case in sorted(cases)],
+        },
+        "versions": {"python": "3.12.0", "torch": "2.11.0", "tilelang": "0.1.15"},
+        "variants": {name: f"the idea of {name}" for name in times},
+        "skipped": [dict(zip(("variant", "case", "reason"), skip, strict=True)) for skip in skipped],
+        "ceilings": CEILINGS,
+        "protocol": {"graph": "median of 5 replays", "eager": "median of 5 calls"},
+    }
+
+
+def rows(times: Times, profiled: tuple[str, ...]) -> list[dict]:
+    """The benchmark's rows of every time, eager twice the graph; both profilers' rows of the cases in `profiled`."""
+    found = []
+    for variant, by_case in times.items():
+        for case, time in by_case.items():
+            where = (RUN, GPU, "bench", variant, case, "core")
+            found += [schema.row(*where, f"error_{name}", "ratio", 3e-3) for name in ("output", "final_state")]
+            for metric, factor in (("latency_graph", 1), ("latency_eager", 2)):
+                values = [factor * time * (1 + nudge) for nudge in NUDGES]
+                found += [schema.row(*where, metric, "second", value, sample=i) for i, value in enumerate(values)]
+            if case in profiled:
+                found += _profile(variant, case, time)
+    return found
+
+
+def _profile(variant: str, case: str, time: float) -> list[dict]:
+    """Kernels that share the time evenly, with a tenth of the span idle; each moves 30 MB."""
+    found, kernels = [], KERNELS.get(variant, [f"{variant}_kernel"])
+    counters = {
+        name: {"ratio": 0.5, "count": 128.0, "byte": 2.0**16}[metric.unit]
+        for name, metric in METRICS.items()
+        if metric.unit != "second" and not name.startswith("stall_")
+    }
+    counters |= {"duration": time / len(kernels), "dram_read": 20e6, "dram_write": 10e6, **STALLS}
+    for kernel in kernels:
+        where = (RUN, GPU, "ncu", variant, case, "core")
+        found += [schema.row(*where, name, METRICS[name].unit, value, kernel) for name, value in counters.items()]
+    for phase, launches in (("preprocess", ["kkt_inverse_kernel"]), ("core", kernels)):
+        where = (RUN, GPU, "nsys", variant, case, phase)
+        for i, kernel in enumerate(launches):
+            found.append(schema.row(*where, "duration", "second", time / len(launches), kernel, i))
+        found.append(schema.row(*where, "projected", "second", time / 0.9))
+    return found
+
+
+def write_run(
+    folder: Path,
+    times: Times,
+    skipped: list[tuple[str, str, str]] | tuple = (),
+    profiled: tuple[str, ...] = (),
+) -> Path:
+    """Write run.json and measurements.csv into a new folder and return it."""
+    folder.mkdir(parents=True)
+    run.write_info(folder, info(times, list(skipped)))
+    run.add_rows(folder, rows(times, profiled))
+    return folder

@@ -1,0 +1,115 @@
+"""The gate before the stopwatch: a wrong kernel stops the benchmark and is named."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kernels import preprocess, reference
+from kernels.errors import UserError, command
+from kernels.problem import Case, UnsupportedCase, make_inputs
+from profiling import bench, run
+
+CASE = Case("tiny", 1, 65, 1, 2, initial_state=True)
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="module")
+def tiny():
+    inputs = make_inputs(CASE, "cpu")
+    right = reference.chunkwise(*inputs)
+    return preprocess.core_inputs(inputs), right, reference.recurrence(*inputs)
+
+
+def test_right_results_pass_with_their_errors(tiny):
+    core, right, expected = tiny
+    errors, skipped = bench.check_variants({"good": lambda *_: right}, CASE, core, expected)
+    assert errors["good"]["output"] < 1e-9
+    assert skipped == {}
+
+
+def test_a_flipped_sign_is_named_with_case_tensor_and_error(tiny):
+    core, (output, state), expected = tiny
+    with pytest.raises(
+        reference.WrongResult, match=r"^bad on tiny .*final_state: relative L2 error 2.00e\+00.*correct"
+    ):
+        bench.check_variants({"bad": lambda *_: (output, -state)}, CASE, core, expected)
+
+
+def test_memory_that_nobody_writes_is_poisoned(tiny):
+    core, (_, state), expected = tiny
+
+    def forgets_to_write(q, k, v, *_):
+        return v.new_empty(v.shape), state
+
+    with pytest.raises(reference.WrongResult, match="output: relative L2 error nan"):
+        bench.check_variants({"lazy": forgets_to_write}, CASE, core, expected)
+
+
+def test_only_an_unsupported_case_is_skipped(tiny):
+    core, _, expected = tiny
+
+    def unsupported(*_):
+        raise UnsupportedCase("needs T of at least 128, found 65")
+
+    def broken(*_):
+        raise RuntimeError("anything else")
+
+    errors, skipped = bench.check_variants({"picky": unsupported}, CASE, core, expected)
+    assert errors == {}
+    assert skipped == {"picky": "needs T of at least 128, found 65"}
+    with pytest.raises(RuntimeError, match="anything else"):
+        bench.check_variants({"broken": broken}, CASE, core, expected)
+
+
+def test_a_command_ends_with_one_paragraph_and_a_nonzero_exit():
+    @command
+    def main():
+        raise UserError("expected a, found b: do c")
+
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == "error: expected a, found b: do c"  # a text: Python prints it and exits with 1
+
+
+@pytest.mark.parametrize("module", ["profiling.bench", "profiling.ncu", "profiling.nsys", "profiling.record"])
+def test_without_a_gpu_the_commands_say_what_to_do(module, tmp_path):
+    for tool in ("ncu", "nsys"):
+        (tmp_path / tool).write_text("#!/bin/sh\n")
+        (tmp_path / tool).chmod(0o755)
+    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    done = subprocess.run([sys.executable, "-m", module], cwd=ROOT, capture_output=True, text=True, env=environment)
+    assert done.returncode == 1
+    assert done.stderr.startswith("error: a CUDA GPU was expected")
+    assert "make report" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_folder_with_results_is_never_written_into(tmp_path):
+    (tmp_path / "measurements.csv").write_text("mine")
+    with pytest.raises(run.BadRun, match="choose another OUT"):
+        run.new_folder("bench", str(tmp_path))
+    assert (tmp_path / "measurements.csv").read_text() == "mine"
+
+
+@pytest.mark.gpu
+def test_make_bench_stops_at_a_kernel_with_a_flipped_sign(tmp_path):
+    """A copy of `fused` that adds W S instead of subtracting it."""
+    source = (ROOT / "variants" / "fused.py").read_text()
+    flipped = source.replace("Vnew_frag[i, j] -= WS_frag[i, j]", "Vnew_frag[i, j] += WS_frag[i, j]")
+    assert flipped != source
+    (tmp_path / "flipped.py").write_text(
+        flipped.replace("def fused(", "def flipped(").replace("return fused", "return flipped")
+    )
+    script = (
+        "import sys, variants; variants.__path__.append(sys.argv.pop(1)); variants.LADDER = ('flipped',); "
+        "from profiling import bench; bench.main()"
+    )
+    words = [sys.executable, "-c", script, str(tmp_path), "--case", "short_tail_state", "--out", str(tmp_path / "out")]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "error: flipped on short_tail_state (B=1 T=1025 Hq=2 Hv=8 S0) is wrong" in done.stderr
+    assert "output: relative L2 error" in done.stderr
+    assert not (tmp_path / "out" / "measurements.csv").exists()

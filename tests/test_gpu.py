@@ -1,0 +1,93 @@
+"""On a Hopper GPU: every rung against the FP64 recurrence, on poisoned outputs."""
+
+import pytest
+import torch
+
+import variants
+from kernels import preprocess, problem, reference
+from profiling.bench import poisoned_memory
+
+pytestmark = pytest.mark.gpu
+
+
+def run(name, inputs):
+    with poisoned_memory():
+        core = preprocess.core_inputs(inputs)
+        return variants.load(name).gdn_prefill_forward(*core)
+
+
+@pytest.fixture(scope="module", params=problem.SUITES["lab"], ids=lambda case: case.name)
+def lab(request):
+    inputs = problem.make_inputs(request.param)
+    return request.param, inputs, reference.recurrence(*inputs)
+
+
+@pytest.mark.parametrize("name", variants.LADDER)
+def test_lab_case_matches_the_recurrence(name, lab):
+    _, inputs, expected = lab
+    reference.check(run(name, inputs), expected, elementwise=True)
+
+
+@pytest.mark.parametrize("initial_state", [False, True], ids=["no_state", "state"])
+@pytest.mark.parametrize("gates", ["random", "zero", "steep"])
+@pytest.mark.parametrize("T", [1, 2, 63, 64, 65, 127, 200])
+def test_odd_shapes_match_the_recurrence(T, gates, initial_state):
+    case = problem.Case("odd", 2, T, 2, 8, initial_state, gates)
+    inputs = problem.make_inputs(case)
+    expected = reference.recurrence(*inputs)
+    for name in variants.LADDER:
+        reference.check(run(name, inputs), expected, elementwise=False)
+
+
+@pytest.mark.parametrize("gates", ["random", "zero", "steep"])
+@pytest.mark.parametrize("T", [1, 63, 64, 65, 200])
+def test_preprocessing_matches_its_pytorch_form(T, gates):
+    inputs = problem.make_inputs(problem.Case("odd", 2, T, 2, 8, gates=gates))
+    with poisoned_memory():
+        g_cumsum = preprocess.chunk_cumsum(inputs.g)
+        A = preprocess.kkt_inverse(inputs.k, g_cumsum, inputs.beta)
+    expected_g = preprocess.chunk_cumsum(inputs.g.cpu())
+    expected_A = preprocess.kkt_inverse(inputs.k.cpu(), expected_g, inputs.beta.cpu())
+    torch.testing.assert_close(g_cumsum.cpu(), expected_g, rtol=1e-5, atol=1e-5)
+    assert reference.relative_error(A.cpu(), expected_A) < 1e-3
+
+
+@pytest.mark.parametrize("name", variants.LADDER)
+def test_inputs_stay_as_they_are_and_repeats_are_bitwise_equal(name):
+    core = preprocess.core_inputs(problem.make_inputs(problem.CASES["short_tail_state"]))
+    before = [x.clone() for x in core]
+    results = [variants.load(name).gdn_prefill_forward(*core) for _ in range(20)]
+    for output, state in results[1:]:
+        assert torch.equal(output, results[0][0])
+        assert torch.equal(state, results[0][1])
+    for now, then in zip(core, before, strict=True):
+        assert torch.equal(now, then)
+
+
+@pytest.mark.parametrize("name", variants.LADDER)
+def test_a_sequence_in_two_calls_through_the_state_equals_one_call(name):
+    inputs = problem.make_inputs(problem.Case("chained", 2, 300, 2, 8, initial_state=True))
+    expected = reference.recurrence(*inputs)
+    first = problem.Inputs(*(x[:, :130].contiguous() for x in inputs[:5]), inputs.initial_state)
+    output1, state = run(name, first)
+    second = problem.Inputs(*(x[:, 130:].contiguous() for x in inputs[:5]), state)
+    output2, state = run(name, second)
+    reference.check((torch.cat([output1, output2], dim=1), state), expected, elementwise=True)
+
+
+def test_offsets_beyond_32_bits():
+    """q, k and the gates are small, v has 2**31 + 64 * 128 * 128 elements: its last chunk lies past 2**31."""
+    B, T, Hq, Hv = 1, 2**17 + 64, 1, 128
+    generator = torch.Generator("cuda").manual_seed(0)
+
+    def randn(*shape):
+        return torch.randn(*shape, generator=generator, device="cuda")
+
+    q, k = (torch.nn.functional.normalize(randn(B, T, Hq, 128), dim=-1).bfloat16() for _ in range(2))
+    v = torch.empty(B, T, Hv, 128, dtype=torch.bfloat16, device="cuda").normal_(generator=generator)
+    g, beta = torch.full((B, T, Hv), -0.5, device="cuda"), randn(B, T, Hv).sigmoid()
+    output, state = run("fused", problem.Inputs(q, k, v, g, beta, None))
+    # With these gates nothing older than 128 tokens is left: the end of the sequence alone is the reference.
+    tail = problem.Inputs(*(x[:, -256:].contiguous() for x in (q, k, v, g, beta)), None)
+    expected, expected_state = reference.recurrence(*tail)
+    reference.check((output[:, -64:], state), (expected[:, -64:], expected_state), elementwise=True)
