@@ -1,5 +1,10 @@
 """On a Hopper GPU: every rung against the FP64 recurrence, on poisoned outputs."""
 
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -8,6 +13,7 @@ from kernels import preprocess, problem, reference
 from profiling.bench import poisoned_memory
 
 pytestmark = pytest.mark.gpu
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def run(name, inputs):
@@ -32,11 +38,31 @@ def test_lab_case_matches_the_recurrence(name, lab):
 @pytest.mark.parametrize("gates", ["random", "zero", "steep"])
 @pytest.mark.parametrize("T", [1, 2, 63, 64, 65, 127, 200])
 def test_odd_shapes_match_the_recurrence(T, gates, initial_state):
-    case = problem.Case("odd", 2, T, 2, 8, initial_state, gates)
+    case = problem.Case("odd", 2, T, 1, 8, initial_state, gates)
     inputs = problem.make_inputs(case)
     expected = reference.recurrence(*inputs)
     for name in variants.LADDER:
         reference.check(run(name, inputs), expected, elementwise=False)
+
+
+@pytest.mark.parametrize(("B", "Hq", "Hv"), [(1, 3, 3), (7, 2, 6), (5, 4, 32)])
+@pytest.mark.parametrize("name", variants.LADDER)
+def test_any_batch_and_heads_match_the_recurrence(name, B, Hq, Hv):
+    """The last one has more than 66 heads in all, so the rungs with a choice take the wide dv tile."""
+    inputs = problem.make_inputs(problem.Case("heads", B, 130, Hq, Hv, initial_state=True))
+    reference.check(run(name, inputs), reference.recurrence(*inputs), elementwise=True)
+
+
+@pytest.mark.parametrize("name", variants.LADDER)
+def test_a_single_chunk_ends(name):
+    """In a process of its own with a time limit: a pipeline that waits for a second chunk would hang."""
+    script = (
+        "import sys, variants; from kernels import preprocess, problem\n"
+        "for T in (1, 64): variants.load(sys.argv[1]).gdn_prefill_forward("
+        "*preprocess.core_inputs(problem.make_inputs(problem.Case('one', 1, T, 1, 1))))\n"
+        "import torch; torch.cuda.synchronize()"
+    )
+    subprocess.run([sys.executable, "-c", script, name], cwd=ROOT, check=True, timeout=60)
 
 
 @pytest.mark.parametrize("gates", ["random", "zero", "steep"])
@@ -56,7 +82,7 @@ def test_preprocessing_matches_its_pytorch_form(T, gates):
 def test_inputs_stay_as_they_are_and_repeats_are_bitwise_equal(name):
     core = preprocess.core_inputs(problem.make_inputs(problem.CASES["short_tail_state"]))
     before = [x.clone() for x in core]
-    results = [variants.load(name).gdn_prefill_forward(*core) for _ in range(20)]
+    results = [variants.load(name).gdn_prefill_forward(*core) for _ in range(200)]
     for output, state in results[1:]:
         assert torch.equal(output, results[0][0])
         assert torch.equal(state, results[0][1])
@@ -91,3 +117,17 @@ def test_offsets_beyond_32_bits():
     tail = problem.Inputs(*(x[:, -256:].contiguous() for x in (q, k, v, g, beta)), None)
     expected, expected_state = reference.recurrence(*tail)
     reference.check((output[:, -64:], state), (expected[:, -64:], expected_state), elementwise=True)
+
+
+@pytest.mark.skipif(shutil.which("compute-sanitizer") is None, reason="compute-sanitizer is not on PATH")
+@pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
+def test_the_sanitizer_finds_nothing(tool):
+    script = (
+        "import variants; from kernels import preprocess, problem\n"
+        "core = preprocess.core_inputs(problem.make_inputs(problem.Case('small', 1, 200, 1, 2, True)))\n"
+        "for name in variants.LADDER: variants.load(name).gdn_prefill_forward(*core)\n"
+        "import torch; torch.cuda.synchronize()"
+    )
+    words = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", sys.executable, "-c", script]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout[-3000:]

@@ -105,8 +105,10 @@ def build(has_initial_state):
                 T.copy(k[b, t0 : t0 + CHUNK, hk, :], K_shared, disable_tma=True)
                 T.gemm(Q_shared, K_shared, P_frag, transpose_B=True, clear_accum=True)
                 for i, j in T.Parallel(CHUNK, CHUNK):
-                    # Masked before it is exponentiated: exp(-inf) = 0, and no exponent is positive.
-                    P_frag[i, j] *= T.exp(T.Select(i >= j, g_shared[i] - g_shared[j], -T.infinity(fp32)))
+                    # Above the diagonal the exponent is capped at 0 and the product masked.
+                    P_frag[i, j] *= T.exp(T.min(g_shared[i] - g_shared[j], 0.0))
+                for i, j in T.Parallel(CHUNK, CHUNK):
+                    P_frag[i, j] = T.Select(i >= j, P_frag[i, j], 0.0)
                 T.copy(P_frag, P_shared)
                 # O = scale (O + P Vnew)
                 T.gemm(P_shared, Vnew_shared, O_frag)
