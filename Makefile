@@ -1,9 +1,10 @@
 # Every target sets up what it needs. Inside an active conda environment, or with PYTHON=/path/to/python,
 # that interpreter is used and nothing is installed.
 #   VARIANT  all, or rungs separated by commas          CASE   suites and cases separated by commas
-#   RUN      the folder of a run, for the report        OUT    a new folder for what is measured
+#   SET      what ncu collects: full, speed, stalls or roofline
+#   RUN      the folder of a run, to report or diff     OUT    a new folder for what is measured
 .DEFAULT_GOAL := help
-.PHONY: help env test test-gpu lint compile bench ncu nsys record notebooks report clean
+.PHONY: help env test test-gpu lint compile bench ncu nsys record notebooks report diff clean
 .DELETE_ON_ERROR:
 
 VARIANT ?= all
@@ -30,6 +31,9 @@ env: $(everything) ## install everything for kernels, tests and notebooks into .
 report: $(reporting) ## tables, figure and PDF of RUN (the recorded H200 run) into build/report; needs no GPU
 	$(py) -m analysis.report --run $(RUN) --out build/report
 
+diff: $(reporting) ## what moved from A to B on CASE=wide_gva_state, by Nsight's counters, in words
+	$(py) -m analysis.diff --a $(or $(A),multibuf) --b $(or $(B),ws) $(with_case) --run $(RUN)
+
 notebooks: $(reporting) ## execute the notebooks on RUN into build/notebooks
 	$(py) -m analysis.notebooks --run $(RUN) --out build/notebooks
 
@@ -50,12 +54,12 @@ bench: $(everything) ## check and time VARIANT=all on CASE=lab with both clocks
 	$(py) -m profiling.bench --variant $(VARIANT) $(with_case) $(with_out)
 
 ncu: $(everything) ## Nsight Compute on VARIANT=all, CASE=wide_gva_state: report, CSV, a table
-	$(py) -m profiling.ncu --variant $(VARIANT) $(with_case) $(with_out)
+	$(py) -m profiling.ncu --variant $(VARIANT) $(with_case) $(if $(SET),--set $(SET)) $(with_out)
 
 nsys: $(everything) ## Nsight Systems on VARIANT=all, CASE=lab: report, sqlite, time per NVTX range
 	$(py) -m profiling.nsys --variant $(VARIANT) $(with_case) $(with_out)
 
-record: $(everything) ## bench, ncu and nsys into profiling/recorded/<gpu>; PART=bench|ncu|nsys does one of them
+record: $(everything) ## bench, ncu and nsys into profiling/recorded/<gpu>; PART=bench|ncu|nsys|rows does one of them
 	$(py) -m profiling.record $(if $(PART),--part $(PART)) $(if $(REPLACE),--replace)
 
 clean: ## remove .venv, build and caches; results and recorded runs stay
@@ -71,5 +75,5 @@ clean: ## remove .venv, build and caches; results and recorded runs stay
 	@touch $@
 
 .venv/everything.stamp: pyproject.toml requirements.lock | .venv/bin/python
-	$(py) -m pip install --quiet --disable-pip-version-check -c requirements.lock -e '.[gpu,notebooks,dev]'
+	$(py) -m pip install --quiet --disable-pip-version-check -c requirements.lock -e '.[gpu,notebooks,reports,dev]'
 	@touch $@ .venv/reporting.stamp

@@ -1,6 +1,6 @@
 """Nsight Compute: profile the core of variants, keep the report and its raw CSV, read it into tidy rows.
 
-    python -m profiling.ncu [--variant all] [--case wide_gva_state] [--out FOLDER]
+    python -m profiling.ncu [--variant all] [--case wide_gva_state] [--set full] [--out FOLDER]
 
 Leaves ncu/<case>.ncu-rep and ncu/<case>.csv beside run.json and measurements.csv.
 """
@@ -8,11 +8,10 @@ Leaves ncu/<case>.ncu-rep and ncu/<case>.csv beside run.json and measurements.cs
 from __future__ import annotations
 
 import argparse
-import csv
-import gzip
-import io
+import functools
 import re
 import subprocess
+import sys
 from pathlib import Path
 
 import pandas as pd
@@ -20,28 +19,22 @@ import pandas as pd
 import variants
 from kernels import problem
 from kernels.errors import UserError, command
-from profiling import run, schema, tools
+from profiling import ncu_export, run, tools
 from profiling.metrics import METRICS, STALLS
-from profiling.target import DOMAIN, range_name
-from profiling.tools import BadExport, ProfileFailed
+from profiling.ranges import DOMAIN, range_name
+from profiling.tools import ProfileFailed
 
-PLACES = ("/usr/local/cuda*/bin", "/opt/nvidia/nsight-compute/*")
-
-# Units of `--page raw`, as factors to seconds, bytes, ratios and counts. ncu 2022 to 2024 write "usecond" where
-# newer ones write "us"; what follows a slash ("Kbyte/block") says per what.
-_UNITS = {
-    "": 1.0,
-    "%": 1e-2,
-    **{
-        f"{prefix}{name}": scale
-        for prefix, scale in (("n", 1e-9), ("u", 1e-6), ("m", 1e-3), ("", 1.0))
-        for name in ("s", "second")
-    },
-    **{f"{prefix}byte": scale for prefix, scale in (("", 1.0), ("K", 1e3), ("M", 1e6), ("G", 1e9), ("T", 1e12))},
-    **{f"{prefix}hz": scale for prefix, scale in (("", 1.0), ("K", 1e3), ("M", 1e6), ("G", 1e9))},
-    **dict.fromkeys(("inst", "cycle", "warp", "register", "sector", "block"), 1.0),
+# What is collected: all that ncu has, or the sections of one question, which need a fraction of the replays.
+_BASIC = ("SpeedOfLight", "LaunchStats", "Occupancy")
+SETS: dict[str, tuple[str, ...]] = {
+    "full": (),
+    "speed": _BASIC,
+    "stalls": (*_BASIC, "WarpStateStats", "SchedulerStats"),
+    "roofline": (*_BASIC, "SpeedOfLight_RooflineChart", "MemoryWorkloadAnalysis", "ComputeWorkloadAnalysis"),
 }
-_PRIVATE = ("Process ID", "Process Name", "Host Name")  # columns that say where a profile was made
+# Beside the sections, which lack some: time, and what our roofline and tables of kernels are made of.
+_ALWAYS = ("duration", "sm_clock", "tensor_pipe", "tensor_flops", "dram_read", "dram_write")
+_PROBE = "import torch; torch.zeros(1, device='cuda')"  # launches one kernel
 _CAP_SYS_ADMIN = 21
 
 
@@ -49,16 +42,28 @@ class NoPermission(UserError):
     """The driver lets only administrators read the counters."""
 
 
+class CountersBusy(UserError):
+    """Another program holds the counters."""
+
+
+@functools.cache
 def preflight() -> str:
-    """The path of ncu, once tool, GPU and permission are there.
+    """The path of ncu, once tool, GPU and permission are there and one small kernel was profiled; asked once.
 
     Raises:
-        ToolMissing, NoGPU, NoPermission: what is missing and what to do.
+        ToolMissing, NoGPU, NoPermission, CountersBusy: what is missing or in the way and what to do.
     """
-    ncu = tools.find("ncu", "Nsight Compute", *PLACES)
+    ncu = tools.find("ncu", "Nsight Compute", *ncu_export.PLACES)
     run.require_gpu()
     if _counters_restricted(_read("/proc/driver/nvidia/params"), _read("/proc/self/status")):
         raise NoPermission(_PERMISSION)
+    gpu, driver = run.smi("name"), run.smi("driver_version")
+    print(f"Nsight Compute {tools.version(ncu)} ({ncu}) on {gpu}, driver {driver}", flush=True)
+    # A container may not show the driver's settings, and nothing but a profile tells whether DCGM has the counters.
+    words = [ncu, "--metrics", "sm__cycles_active.avg", "--clock-control", "none", sys.executable, "-c", _PROBE]
+    done = subprocess.run(words, capture_output=True, text=True, errors="replace", env=tools.environment())
+    if refused := _refusal(done.stdout + done.stderr):
+        raise refused
     return ncu
 
 
@@ -67,6 +72,18 @@ _PERMISSION = (
     "(RmProfilingAdminOnly is 1; ncu says ERR_NVGPUCTRPERM): run as root, start the container with "
     "--cap-add=SYS_ADMIN, or have an administrator load the driver with NVreg_RestrictProfilingToAdminUsers=0"
 )
+_BUSY = (
+    "free performance counters were expected, and ncu says that a driver resource was unavailable: another profiler or "
+    "DCGM holds them; end that profiler, or pause DCGM with `dcgmi profile --pause` (afterwards `--resume`), and run "
+    "again; if nothing holds them, run as root"
+)
+
+
+def _refusal(printed: str) -> UserError | None:
+    """The error behind ncu's own words, where they say that it was refused the counters."""
+    if "driver resource was unavailable" in printed:  # may name ERR_NVGPUCTRPERM as another possibility
+        return CountersBusy(_BUSY)
+    return NoPermission(_PERMISSION) if "ERR_NVGPUCTRPERM" in printed else None
 
 
 def _counters_restricted(driver_params: str, status: str) -> bool:
@@ -83,161 +100,100 @@ def _read(path: str) -> str:
         return ""
 
 
-def collect(ncu: str, names: tuple[str, ...], case: str, folder: Path) -> Path:
+def collected(counters: str) -> list[str]:
+    """ncu's words for one of SETS."""
+    if counters == "full":
+        return ["--set", "full"]
+    sections = [word for section in SETS[counters] for word in ("--section", section)]
+    return [*sections, "--metrics", ",".join(METRICS[name].counter for name in _ALWAYS)]
+
+
+def collect(ncu: str, names: tuple[str, ...], case: str, folder: Path, counters: str = "full") -> Path:
     """Profile the core ranges of `names` on one case; return the path of the raw CSV.
 
     Raises:
         ProfileFailed: ncu ended with an error, or profiled nothing.
-        NoPermission: it was refused the counters.
+        NoPermission, CountersBusy: it was refused the counters.
+        BadExport: it can't read its own report.
     """
     report = folder / "ncu" / f"{case}.ncu-rep"
     report.parent.mkdir(parents=True, exist_ok=True)
     # ncu takes a slash as the next range of the stack unless it is escaped; the last one marks a push/pop range.
     ranges = [f"{DOMAIN}@{range_name(name, case, 'core')}".replace("/", "\\/") + "/" for name in names]
     includes = [word for pattern in ranges for word in ("--nvtx-include", pattern)]
-    profiler = [ncu, "--set", "full", "--clock-control", "none", "--target-processes", "all", "--nvtx", *includes]
+    how = [*collected(counters), "--clock-control", "none", "--target-processes", "all", "--nvtx", *includes]
     try:
-        printed = tools.profile([*profiler, "--export", str(report.resolve())], names, case)
+        printed = tools.profile([ncu, *how, "--export", str(report.resolve())], names, case)
     except ProfileFailed as error:
-        raise (NoPermission(_PERMISSION) if "ERR_NVGPUCTRPERM" in str(error) else error) from None
+        raise (_refusal(str(error)) or error) from None
     if not report.exists():
-        raise (
-            NoPermission(_PERMISSION)
-            if "ERR_NVGPUCTRPERM" in printed
-            else ProfileFailed(
-                f"ncu was expected to profile the ranges {', '.join(ranges)} and profiled no kernel: does the variant "
-                "launch its kernels inside gdn_prefill_forward?"
-            )
+        raise _refusal(printed) or ProfileFailed(
+            f"ncu was expected to profile the ranges {', '.join(ranges)} and profiled no kernel: does the variant "
+            "launch its kernels inside gdn_prefill_forward?"
         )
-    done = subprocess.run(
-        [ncu, "--import", str(report), "--page", "raw", "--csv"],
-        capture_output=True,
-        text=True,
-        env=tools.environment(),
-    )
     raw = report.with_suffix(".csv")
-    raw.write_text(_without_private(done.stdout, str(report)), encoding="utf-8")
+    text = ncu_export.imported(ncu, report)
+    raw.write_text(ncu_export.without_private(text, str(report)), encoding="utf-8")
     return raw
 
 
-def _without_private(text: str, source: str) -> str:
-    """The CSV without the columns that name process and host, and without what was printed before it."""
-    table = _table(text, source)
-    keep = [i for i, name in enumerate(table[0]) if name not in _PRIVATE]
-    out = io.StringIO()
-    csv.writer(out, quoting=csv.QUOTE_ALL, lineterminator="\n").writerows([[line[i] for i in keep] for line in table])
-    return out.getvalue()
-
-
-def _table(text: str, source: str) -> list[list[str]]:
-    start = text.find('"ID",')
-    lines = list(csv.reader(io.StringIO(text[start:]))) if start >= 0 else []
-    if len(lines) < 3:
-        raise BadExport(
-            f"{source}: a raw CSV of Nsight Compute with at least one kernel was expected, found "
-            f"{'no table' if start < 0 else 'no kernel'}: profile again, and export with "
-            "`ncu --import FILE --page raw --csv`"
-        )
-    width = len(lines[0])
-    ragged = next((number for number, line in enumerate(lines, 1) if len(line) != width), None)
-    if ragged:
-        raise BadExport(
-            f"{source}: line {ragged} has {len(lines[ragged - 1])} cells where {width} were expected: the file is "
-            "truncated; export it again"
-        )
-    return lines
-
-
-def read(path: Path, run_id: str) -> list[dict]:
-    """Tidy rows of a raw CSV (.csv or .csv.gz), one launch after the other.
-
-    Raises:
-        BadExport: no kernel, no NVTX range around one, a foreign kernel in a range, an unknown unit.
-    """
-    with _opened(path) as stream:
-        header, units, *launches = _table(stream.read(), str(path))
-    column = {name: i for i, name in enumerate(header)}
-    nvtx = [i for name, i in column.items() if "Push/Pop_Range" in name]
-    rows, seen = [], {}
-    for launch in launches:
-        kernel = launch[column["Kernel Name"]]
-        names = re.findall(rf'"{DOMAIN}:([^:"]+):', " ".join(launch[i] for i in nvtx))
-        if not names:
-            raise BadExport(
-                f"{path}: every kernel was expected inside an NVTX range of the domain {DOMAIN}, found {kernel} "
-                "outside of any: profile with `make ncu`, which records NVTX"
-            )
-        variant, case, phase = tools.attribute(kernel, names[-1], str(path))
-        sample = seen[variant, case, phase, kernel] = seen.get((variant, case, phase, kernel), -1) + 1
-        gpu = launch[column["device__attribute_display_name"]]
-        for name, metric in METRICS.items():
-            cell = launch[column[metric.counter]] if metric.counter in column else ""
-            if cell in ("", "n/a"):
-                continue
-            value = _number(cell, path) * _factor(units[column[metric.counter]], metric.counter, path)
-            where = (run_id, gpu, "ncu", variant, case, phase)
-            rows.append(schema.row(*where, name, metric.unit, value, kernel=kernel, sample=sample))
-    return rows
-
-
-def _opened(path: Path):
-    return gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8")
-
-
-def _number(cell: str, path: Path) -> float:
-    try:
-        return float(cell.replace(",", ""))
-    except ValueError:
-        raise BadExport(f"{path}: a number was expected, found {cell!r}: export it again under LC_ALL=C") from None
-
-
-def _factor(unit: str, counter: str, path: Path) -> float:
-    try:
-        return _UNITS[unit.split("/")[0]]
-    except KeyError:
-        raise BadExport(
-            f"{path}: {counter} has the unit {unit!r}, which is not known here: add it to profiling/ncu.py"
-        ) from None
+# Of the summary: head, metric, format, factor to what is shown, width.
+_COLUMNS = (
+    ("time", "duration", "{:.1f} µs", 1e6, 11),
+    ("SM", "sm_throughput", "{:.1%}", 1, 7),
+    ("DRAM", "dram_throughput", "{:.1%}", 1, 7),
+    ("tensor", "tensor_pipe", "{:.1%}", 1, 8),
+    ("occup.", "occupancy", "{:.1%}", 1, 8),
+    ("regs", "registers", "{:.0f}", 1, 6),
+    ("shared", "shared_memory", "{:.1f} KiB", 2**-10, 10),
+)
 
 
 def summary(rows: list[dict]) -> str:
     """A table of the launches in tidy rows: where time goes, what limits it, the three longest waits."""
-    heads = f"{'time':>11}{'SM':>7}{'DRAM':>7}{'tensor':>8}{'occup.':>8}{'regs':>6}{'shared':>10}  waits per issue"
-    lines = [f"{'kernel':<24}{heads}"]
+    lines = [f"{'kernel':<24}{''.join(f'{head:>{width}}' for head, *_, width in _COLUMNS)}  waits per issue"]
     frame = pd.DataFrame(rows)
     for (variant, case), group in frame.groupby(["variant", "case"], sort=False):
         lines.append(f"{variant}, {case}")
-        for (kernel, _), launch in group.groupby(["kernel", "sample"], sort=False):
+        for kernel, launch in group.groupby("kernel", sort=False):
             m = dict(zip(launch["metric"], launch["value"], strict=True))
+            cells = (
+                (form.format(m[name] * factor) if name in m else "–").rjust(width)
+                for _, name, form, factor, width in _COLUMNS
+            )
             stalls = sorted((name for name in STALLS if name in m), key=m.get, reverse=True)[:3]
             waits = ", ".join(f"{METRICS[name].label} {m[name]:.2f}" for name in stalls)
-            lines.append(
-                f"  {kernel:<22}{m['duration'] * 1e6:>8.1f} µs{m['sm_throughput']:>7.1%}{m['dram_throughput']:>7.1%}"
-                f"{m['tensor_pipe']:>8.1%}{m['occupancy']:>8.1%}{m['registers']:>6.0f}"
-                f"{m['shared_memory'] / 1024:>6.1f} KiB  {waits}"
-            )
+            lines.append(f"  {kernel:<22}{''.join(cells)}  {waits}".rstrip())
     return "\n".join(lines)
 
 
-def profile(names: tuple[str, ...], cases: tuple[problem.Case, ...], folder: Path, info: dict) -> list[dict]:
-    """Profile `names` on `cases` into `folder`; return and record the rows.
+def profile(
+    names: tuple[str, ...], cases: tuple[problem.Case, ...], folder: Path, info: dict, counters: str = "full"
+) -> list[dict]:
+    """Profile `names` on `cases` into `folder`, collecting one of SETS; return and record the rows.
 
     Raises:
-        ToolMissing, NoGPU, NoPermission, ProfileFailed, BadExport.
+        ToolMissing, NoGPU, NoPermission, CountersBusy, ProfileFailed, BadExport.
     """
     tool = preflight()
     info["versions"]["ncu"] = tools.version(tool)
-    info["protocol"]["ncu"] = "--set full --clock-control none, caches flushed before every replay; core ranges only"
+    info["protocol"]["ncu"] = (
+        f"{' '.join(collected(counters))} --clock-control none, caches flushed before every replay; core ranges only"
+    )
+    if "MIG" in info["gpu"]["name"].split():
+        info["protocol"]["ncu"] += "; the GPU is a MIG slice, and counters are those of the slice"
     rows = []
     for number, case in enumerate(cases, 1):
         print(f"[{number}/{len(cases)}] ncu: {', '.join(names)} on {case.name}", flush=True)
-        found = read(collect(tool, names, case.name, folder), info["run"])
+        found = ncu_export.read(collect(tool, names, case.name, folder, counters), info["run"])
         missing = set(names) - {row["variant"] for row in found}
         if missing:
             raise ProfileFailed(
-                f"ncu found no kernel of {', '.join(sorted(missing))} on {case.name}: does it support it?"
+                f"ncu was expected to profile every variant, and found no kernel of {', '.join(sorted(missing))} on "
+                f"{case.name}: look for ==ERROR== above, or leave them out"
             )
         rows += found
+        info["clocks"]["seen"].append({"case": case.name, "tool": "ncu", **run.clocks()})
     run.add_rows(folder, rows)
     run.write_info(folder, info)
     return rows
@@ -249,13 +205,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--variant", default="all", help="all, or names separated by commas")
     parser.add_argument("--case", default="wide_gva_state", help="suites and cases separated by commas")
+    parser.add_argument("--set", choices=SETS, default="full", help="what to collect")
     parser.add_argument("--out", help="a new folder; results/<time>-ncu if left out")
     options = parser.parse_args()
     names, cases = variants.select(options.variant), problem.select(options.case)
     preflight()
     folder = run.new_folder("ncu", options.out)
     info = run.describe({name: variants.label(name) for name in names})
-    print(summary(profile(names, cases, folder, info)))
+    print(summary(profile(names, cases, folder, info, options.set)))
     print(f"\nreports, CSV and rows: {folder}")
 
 

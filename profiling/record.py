@@ -1,9 +1,10 @@
 """The recorded run: bench, ncu and nsys of every rung into profiling/recorded/<gpu>/, small and free of private data.
 
-    python -m profiling.record [--part bench|ncu|nsys] [--replace]
+    python -m profiling.record [--part bench|ncu|nsys|rows] [--replace]
 
 `bench` starts a run, `ncu` and `nsys` add to it; each ends within ten minutes on an H200, and without --part all
-three run in turn. A recorded run is replaced only with --replace.
+three run in turn. A recorded run is replaced only with --replace. `rows` reads the recorded exports anew, once
+profiling.metrics has grown; it needs no GPU.
 """
 
 from __future__ import annotations
@@ -14,10 +15,13 @@ import shutil
 import tempfile
 from pathlib import Path
 
+import pandas as pd
+
 import variants
 from kernels import problem
 from kernels.errors import command
-from profiling import bench, ncu, nsys, run
+from profiling import bench, ncu, ncu_export, nsys, nsys_export, run, schema
+from profiling.ranges import range_name
 
 # Counters are recorded for a case that fills the GPU, one whose chunk loop is a chain, and the smallest one.
 NCU_CASES = "wide_gva_state,chain_equal,short_tail_state"
@@ -27,9 +31,14 @@ NCU_CASES = "wide_gva_state,chain_equal,short_tail_state"
 def main() -> None:
     """Run the command line that the module describes."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--part", choices=("bench", "ncu", "nsys"), help="one part; all if left out")
+    parser.add_argument("--part", choices=("bench", "ncu", "nsys", "rows"), help="one part; all three if left out")
     parser.add_argument("--replace", action="store_true", help="replace the recorded run of this GPU")
     options = parser.parse_args()
+    if options.part == "rows":
+        for recorded in sorted(run.RECORDED.iterdir()):
+            read_again(recorded)
+            print(f"read again: {recorded}")
+        return
     names = variants.LADDER
     now = run.describe({name: variants.label(name) for name in names})
     folder = run.RECORDED / now["gpu"]["slug"]
@@ -40,6 +49,22 @@ def main() -> None:
     if options.part in (None, "nsys"):
         _add(folder, now, "nsys", lambda scratch, info: nsys.profile(names, problem.SUITES["lab"], scratch, info))
     print(f"\nrecorded: {folder}")
+
+
+def read_again(folder: Path) -> None:
+    """Replace the profilers' rows of a recorded run by what its exports say now; the benchmark's rows stay.
+
+    Raises:
+        BadRun, BadTable, BadExport: the run or one of its exports can't be trusted; nothing is changed.
+    """
+    run_id, old = run.read_info(folder)["run"], schema.read(folder / "measurements.csv")
+    rows = [row for path in sorted((folder / "ncu").iterdir()) for row in ncu_export.read(path, run_id)]
+    ranges = old[old["tool"] == "nsys"].drop_duplicates(["variant", "case", "phase"])
+    expected = tuple(map(range_name, ranges["variant"], ranges["case"], ranges["phase"]))
+    for path in sorted((folder / "nsys").iterdir()):
+        rows += nsys_export.read(path, run_id, expected)
+    new = pd.concat([old[old["tool"] == "bench"], schema.table(rows, str(folder))], ignore_index=True)
+    schema.write(new, folder / "measurements.csv")
 
 
 def _bench(names: tuple[str, ...], folder: Path, info: dict, replace: bool) -> None:
@@ -80,7 +105,7 @@ def _add(folder: Path, now: dict, tool: str, profile) -> None:
                 packed = gzip.compress(export.read_bytes(), mtime=0)
                 (folder / tool / f"{export.name}.gz").write_bytes(packed)
             elif export.suffix == ".sqlite":
-                nsys.strip(export, folder / tool / f"{export.name}.gz")
+                nsys_export.strip(export, folder / tool / f"{export.name}.gz")
     run.add_rows(folder, rows)
     run.write_info(folder, info)
     print({"ncu": ncu, "nsys": nsys}[tool].summary(rows))

@@ -17,15 +17,9 @@ from kernels import problem
 from kernels.errors import UserError, command
 from kernels.preprocess import core_inputs
 from profiling import run
+from profiling.ranges import DOMAIN, range_name
 
-DOMAIN = "gdn"
-PHASES = ("preprocess", "core")  # a range each, in this order
 WARMUPS = 3
-
-
-def range_name(variant: str, case: str, phase: str) -> str:
-    """The NVTX range of one phase, by which every profile is joined to the benchmark."""
-    return f"{variant}/{case}/{phase}"
 
 
 @command

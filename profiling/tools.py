@@ -15,6 +15,7 @@ from profiling import run
 # What the profiled process keeps of the environment. A profile stores it, and is made to be shared.
 _KEEP = ("PATH", "HOME", "TMPDIR", "USER", "LD_LIBRARY_PATH", "PYTHONPATH", "VIRTUAL_ENV", "CONDA_PREFIX", "GDN_COMMIT")
 _KEEP_PREFIX = ("CUDA", "NVIDIA", "TILELANG")
+_INJECTION = "CUDA_INJECTION64_PATH"  # another profiler's library, which Nsight refuses to share a process with
 
 
 class ToolMissing(UserError):
@@ -35,9 +36,10 @@ def find(name: str, product: str, *places: str) -> str:
     Raises:
         ToolMissing: it is in none of them.
     """
-    installed = sorted((str(path) for place in places for path in Path("/").glob(place.lstrip("/"))), reverse=True)
+    installed = (str(path) for place in places for path in Path("/").glob(place.lstrip("/")))
+    newest_first = sorted(installed, key=lambda path: [int(part) for part in re.findall(r"\d+", path)], reverse=True)
     cuda_home = os.environ.get("CUDA_HOME")
-    for folder in (os.environ.get("PATH", ""), *([f"{cuda_home}/bin"] if cuda_home else []), *installed):
+    for folder in (os.environ.get("PATH", ""), *([f"{cuda_home}/bin"] if cuda_home else []), *newest_first):
         if path := shutil.which(name, path=folder):
             return path
     raise ToolMissing(
@@ -48,15 +50,29 @@ def find(name: str, product: str, *places: str) -> str:
 
 
 def version(tool: str) -> str:
-    """The version number that `tool --version` prints."""
-    done = subprocess.run([tool, "--version"], capture_output=True, text=True)
-    found = re.search(r"\bversion\s+(\d[\d.]*)", done.stdout, re.IGNORECASE)
-    return found[1] if found else "unknown"
+    """The version number that `tool --version` prints.
+
+    Raises:
+        ToolMissing: it prints none, as where a part of its installation is missing.
+    """
+    try:
+        done = subprocess.run([tool, "--version"], capture_output=True, text=True, errors="replace")
+        printed = done.stdout + done.stderr
+    except OSError as error:
+        printed = str(error)
+    found = re.search(r"\bversion\s+(\d[\d.]*)", printed, re.IGNORECASE)
+    if not found:
+        raise ToolMissing(
+            f"{tool} --version was expected to print a version, and printed {' '.join(printed.split()) or 'nothing'}: "
+            "install the whole of the tool again, or put another installation first on PATH"
+        )
+    return found[1]
 
 
 def environment() -> dict[str, str]:
     """The environment of a profiled process: what it needs, and numbers printed without a locale's separators."""
     kept = {key: value for key, value in os.environ.items() if key in _KEEP or key.startswith(_KEEP_PREFIX)}
+    kept.pop(_INJECTION, None)
     return kept | {"LC_ALL": "C"}
 
 
@@ -64,7 +80,7 @@ def profile(command: list[str], variants: tuple[str, ...], case: str) -> str:
     """Run profiling.target under a profiler, its output shown as it comes; return what was printed.
 
     Raises:
-        ProfileFailed: the exit code is not 0; the message carries the last lines.
+        ProfileFailed: the exit code is not 0; the message carries the tool's errors, or else the last lines.
     """
     target = [sys.executable, "-m", "profiling.target", "--variant", ",".join(variants), "--case", case]
     process = subprocess.Popen(
@@ -82,9 +98,10 @@ def profile(command: list[str], variants: tuple[str, ...], case: str) -> str:
         if "TileLang" not in line:  # its compile log
             print("  " + line.rstrip(), flush=True)
     if process.wait():
+        said = [line for line in lines if "==ERROR==" in line] or lines
         raise ProfileFailed(
             f"{Path(command[0]).name} ended with exit code {process.returncode}; its last lines were: "
-            f"{' | '.join(line.strip() for line in lines[-5:])}: correct what they name and run again"
+            f"{' | '.join(line.strip() for line in said[-5:])}: correct what they name and run again"
         )
     return "".join(lines)
 
@@ -102,7 +119,7 @@ def attribute(kernel: str, range_name: str, source: str) -> tuple[str, str, str]
             "profile with `make ncu` or `make nsys`"
         )
     variant, _, phase = parts
-    if phase == "core" and not kernel.startswith(variant):
+    if phase == "core" and not kernel.startswith(f"{variant}_"):
         raise BadExport(
             f"{source}: only kernels of {variant} were expected inside the range {range_name}, found {kernel}: compile "
             "and warm up outside the range, name the prim_func after the variant, and profile again"

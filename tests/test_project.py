@@ -29,7 +29,9 @@ def test_environment_yml_has_the_requirements_of_pyproject():
     conda = yaml.safe_load((ROOT / "environment.yml").read_text())["dependencies"]
     extras = PROJECT["optional-dependencies"]
     pip = next(entry["pip"] for entry in conda if isinstance(entry, dict))
-    assert sorted(pip) == sorted(PROJECT["dependencies"] + extras["notebooks"] + extras["gpu"] + extras["dev"])
+    assert sorted(pip) == sorted(
+        PROJECT["dependencies"] + extras["notebooks"] + extras["gpu"] + extras["reports"] + extras["dev"]
+    )
     assert f"python{PROJECT['requires-python']}" in conda
 
 

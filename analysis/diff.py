@@ -1,0 +1,234 @@
+"""What moved between two rungs on one case: time, then Nsight Compute's counters, each with its name and meaning.
+
+    python -m analysis.diff --a smem --b multibuf [--case wide_gva_state] [--run FOLDER]
+
+The row of a group that changed by the largest factor is in bold. A rung of several kernels counts as one:
+durations, bytes and counts are summed; shares and waits are averaged with the kernels' durations as weights;
+registers, shared memory and occupancy are those of its longest kernel.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+
+import pandas as pd
+
+from analysis import present, tables
+from analysis.load import DEFAULT, Run, load
+from analysis.present import NONE, Table, digits, microseconds, percent, times, with_spread
+from kernels import work
+from kernels.errors import UserError, command
+from kernels.problem import CASES
+from profiling.metrics import LIMITS, METRICS, STALLS
+
+SECTOR = 32  # bytes; the L2 cache counts its traffic in these
+LONGEST = ("registers", "shared_memory", "occupancy", "waves")  # taken from the longest kernel
+# Groups in reading order: from what the hardware does to why it can't do more.
+GROUPS = {
+    "How busy the GPU is": ("tensor_pipe", "issue_active", "sm_throughput", "l2_throughput", "dram_throughput"),
+    "What is moved": ("dram_read", "dram_write", "l2_sectors", "l2_hit"),
+    "What is executed": (
+        "instructions",
+        "tensor_flops",
+        "shared_loads",
+        "shared_stores",
+        "global_loads",
+        "global_stores",
+        "tma_loads",
+        "bank_conflicts",
+    ),
+    "What an SM holds": ("occupancy", "registers", "shared_memory", "waves"),
+}
+WAITS = "What warps wait for, per issued instruction"
+MOST = 6  # waits that are listed, those that moved most
+
+
+class NoDiff(UserError):
+    """Two rungs that this run can't compare on this case."""
+
+
+def counters(run: Run, variant: str, case: str) -> dict[str, float]:
+    """Nsight Compute's metrics of a rung on a case by short name, its kernels taken together; empty if not profiled."""
+    ncu = run.rows("ncu", "core")
+    ncu = ncu[(ncu["variant"] == variant) & (ncu["case"] == case)]
+    if ncu.empty:
+        return {}
+    wide = ncu.pivot_table(index="kernel", columns="metric", values="value", aggfunc="sum")
+    longest, weights = wide.loc[wide["duration"].idxmax()], wide["duration"] / wide["duration"].sum()
+    together = {}
+    for name in wide.columns:
+        if name in LONGEST or name in LIMITS:
+            together[name] = longest[name]
+        elif METRICS[name].unit == "ratio" or name in STALLS:
+            together[name] = (wide[name] * weights).sum()
+        else:
+            together[name] = wide[name].sum()
+    return together
+
+
+def diff(run: Run, a: str, b: str, case: str) -> pd.DataFrame:
+    """One row per counter that both rungs have, in reading order; of the waits, the MOST that moved most.
+
+    Columns: group, metric (short name), a, b in base units, change (b over a; NaN where a is 0).
+
+    Raises:
+        NoDiff: a rung is not in the run, or the case was not profiled for it.
+    """
+    of_a, of_b = (_profiled(run, variant, case) for variant in _two(run, a, b))
+    both = [name for name in of_a if name in of_b]
+    moved = sorted((name for name in STALLS if name in both), key=lambda name: -abs(of_b[name] - of_a[name]))
+    groups = {**GROUPS, WAITS: tuple(moved[:MOST])}
+    rows = [
+        (group, name, of_a[name], of_b[name], of_b[name] / of_a[name] if of_a[name] else math.nan)
+        for group, names in groups.items()
+        for name in names
+        if name in both
+    ]
+    return pd.DataFrame(rows, columns=["group", "metric", "a", "b", "change"])
+
+
+def headline(run: Run, a: str, b: str, case: str) -> str:
+    """The benchmark's verdict on b against a, and what of speed of light each reaches."""
+    _two(run, a, b)
+    ladder = tables.ladder(run).set_index(["case", "variant"])
+    rows = [ladder.loc[case, name] if (case, name) in ladder.index else None for name in (a, b)]
+    if any(row is None for row in rows):
+        return f"The benchmark of this run has no time of both {a} and {b} on {case}."
+    before, after = rows
+    spread = math.hypot(before["spread"], after["spread"])
+    ratio = with_spread(times(before["time_s"] / after["time_s"])[:-1], spread)
+    return (
+        f"On {case} ({CASES[case].shape}) {a} takes {microseconds(before['time_s'])} µs and {b} "
+        f"{microseconds(after['time_s'])} µs: {b} is {ratio} times as fast. Of speed of light {a} reaches "
+        f"{percent(before['light_share'])}, {b} {percent(after['light_share'])}."
+    )
+
+
+def explain(run: Run, a: str, b: str, case: str) -> list[Table]:
+    """`diff` as printed tables, one per group, with notes that put the numbers in proportion.
+
+    Raises:
+        NoDiff: see `diff`.
+    """
+    frame = diff(run, a, b, case)
+    of_a, of_b = (counters(run, name, case) for name in (a, b))
+    notes = {
+        "What is moved": _moved(of_a, of_b, a, b, case),
+        "What is executed": _conflicts(of_a, of_b, a, b),
+        "What an SM holds": f"{_limit(of_a, a)} {_limit(of_b, b)}",
+        WAITS: f"Warps waiting, by reason; the {MOST} that moved most.",
+    }
+    return [
+        Table(
+            title=group,
+            head=["Metric", "Meaning", "Nsight Compute's name", a, b, "Change"],
+            rows=[
+                [
+                    METRICS[row.metric].label,
+                    METRICS[row.metric].meaning,
+                    METRICS[row.metric].counter,
+                    _value(row.metric, row.a),
+                    _value(row.metric, row.b),
+                    times(row.change),
+                ]
+                for row in part.itertuples()
+            ],
+            note=notes.get(group, ""),
+            text_columns=3,
+            bold=[(_moved_most(part["change"]), column) for column in (0, 5)],
+        )
+        for group, part in frame.groupby("group", sort=False)
+    ]
+
+
+def _two(run: Run, a: str, b: str) -> tuple[str, str]:
+    for name in (a, b):
+        if name not in run.variants:
+            raise NoDiff(
+                f"{run.folder}: two rungs of {', '.join(run.variants)} were expected, found {name!r}: name two of "
+                "them, as in `make diff A=smem B=multibuf`"
+            )
+    return a, b
+
+
+def _profiled(run: Run, variant: str, case: str) -> dict[str, float]:
+    found = counters(run, variant, case)
+    if not found:
+        profiled = tables.profiled_cases(run)
+        raise NoDiff(
+            f"{run.folder}: counters of {variant} on {case} were expected, found them on "
+            f"{', '.join(profiled) or 'no case'}: choose CASE from these, or profile it with "
+            f"`make ncu VARIANT={variant} CASE={case}`"
+        )
+    return found
+
+
+def _moved_most(change: pd.Series) -> int:
+    """The position of the row that changed by the largest factor, up or down."""
+    factors = [abs(math.log(ratio)) if ratio > 0 else 0.0 for ratio in change]
+    return factors.index(max(factors))
+
+
+def _moved(of_a: dict, of_b: dict, a: str, b: str, case: str) -> str:
+    minimum = work.core(CASES[case]).bytes
+
+    def shares(of: dict) -> str:
+        dram = (of.get("dram_read", math.nan) + of.get("dram_write", math.nan)) / minimum
+        return f"{times(dram)} in device memory, {times(of.get('l2_sectors', math.nan) * SECTOR / minimum)} in L2"
+
+    return (
+        f"The core can't move less than {digits(minimum / 1e6, 3)} MB (kernels/work.py). Of that, {a} moves "
+        f"{shares(of_a)}; {b} moves {shares(of_b)}. Less than 1× means that a part of the output was still in L2."
+    )
+
+
+def _conflicts(of_a: dict, of_b: dict, a: str, b: str) -> str:
+    def share(of: dict) -> str:
+        if not of.get("shared_wavefronts"):
+            return NONE
+        return percent(of.get("bank_conflicts", math.nan) / of["shared_wavefronts"])
+
+    return f"Of the cycles that shared memory serves, bank conflicts are {share(of_a)} in {a}, {share(of_b)} in {b}."
+
+
+def _limit(of: dict, name: str) -> str:
+    limits = {word: of[metric] for metric, word in LIMITS.items() if metric in of}
+    if not limits:
+        return f"What limits {name} was not recorded."
+    fewest = min(limits.values())
+    words = " and ".join(word for word, room in limits.items() if room == fewest)
+    return f"An SM has room for {present.count(int(fewest), 'CTA')} of {name}, limited by {words}."
+
+
+def _value(metric: str, value: float) -> str:
+    unit = METRICS[metric].unit
+    if unit == "ratio":
+        return percent(value)
+    if unit == "byte":
+        return f"{digits(value / 1e6, 3)} MB" if value >= 1e6 else f"{digits(value / 2**10, 3)} KiB"
+    for scale, letter in ((1e9, " G"), (1e6, " M")):
+        if value >= scale:
+            return digits(value / scale, 3) + letter
+    return digits(value, 3)
+
+
+@command
+def main() -> None:
+    """Run the command line that the module describes."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--a", required=True, help="the rung to start from")
+    parser.add_argument("--b", required=True, help="the rung to compare it with")
+    parser.add_argument("--case", default="wide_gva_state", choices=CASES, metavar="CASE")
+    parser.add_argument("--run", type=Path, default=DEFAULT, help="a run folder; the recorded H200 run if left out")
+    options = parser.parse_args()
+    run = load(options.run)
+    printed = explain(run, options.a, options.b, options.case)
+    print(
+        f"{headline(run, options.a, options.b, options.case)}\n\n{present.markdown(*printed)}\n\n{present.origin(run)}"
+    )
+
+
+if __name__ == "__main__":
+    main()
