@@ -182,6 +182,7 @@ def check_core_inputs(
             "repeat or regroup the heads"
         )
     bf16, fp32 = torch.bfloat16, torch.float32
+    device, on_cpu = q.device, q.device.type == "cpu"  # asked once: this runs before every launch
     expected = (
         ("q", q, (B, T, Hq, HEAD_DIM), bf16),
         ("k", k, (B, T, Hq, HEAD_DIM), bf16),
@@ -202,9 +203,9 @@ def check_core_inputs(
             raise ValueError(
                 f"{name} must be contiguous, found strides {list(tensor.stride())}: pass {name}.contiguous()"
             )
-        if tensor.device != q.device or tensor.device.type == "cpu":
+        if on_cpu or tensor.device != device:
             raise ValueError(
-                f"all tensors must be on one CUDA device, found {name} on {tensor.device} and q on {q.device}: "
+                f"all tensors must be on one CUDA device, found {name} on {tensor.device} and q on {device}: "
                 "move them there; on a CPU use kernels.reference"
             )
     return B, T, Hq, Hv

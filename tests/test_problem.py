@@ -89,3 +89,9 @@ def test_heads_that_do_not_group_and_missing_dimensions_are_refused():
         check_core_inputs(q, k, v[:, :, :3], g, beta, A, state)
     with pytest.raises(ValueError, match=r"q and v must be \[B,T,H,128\]"):
         check_core_inputs(q[0], k, v, g, beta, A, state)
+
+
+def test_tensors_that_are_all_on_the_cpu_are_refused():
+    inputs = (None if x is None else torch.empty(x.shape, dtype=x.dtype) for x in _meta_inputs(CASE))
+    with pytest.raises(ValueError, match=r"one CUDA device, found q on cpu.*use kernels\.reference"):
+        check_core_inputs(*inputs)
