@@ -31,8 +31,8 @@ env: $(everything) ## install everything for kernels, tests and notebooks into .
 report: $(reporting) ## tables, figure and PDF of RUN (the recorded H200 run) into build/report; needs no GPU
 	$(py) -m analysis.report --run $(RUN) --out build/report
 
-diff: $(reporting) ## what moved from A to B on CASE=wide_gva_state, by Nsight's counters, in words
-	$(py) -m analysis.diff --a $(or $(A),multibuf) --b $(or $(B),ws) $(with_case) --run $(RUN)
+diff: $(reporting) ## what moved from rung A to B (the last two) on CASE=wide_gva_state, by Nsight's counters, in words
+	$(py) -m analysis.diff $(if $(A),--a $(A)) $(if $(B),--b $(B)) $(with_case) --run $(RUN)
 
 notebooks: $(reporting) ## execute the notebooks on RUN into build/notebooks
 	$(py) -m analysis.notebooks --run $(RUN) --out build/notebooks

@@ -1,6 +1,6 @@
 """What moved between two rungs on one case: time, then Nsight Compute's counters, each with its name and meaning.
 
-    python -m analysis.diff --a smem --b multibuf [--case wide_gva_state] [--run FOLDER]
+    python -m analysis.diff [--a smem] [--b multibuf] [--case wide_gva_state] [--run FOLDER]
 
 The row of a group that changed by the largest factor is in bold. A rung of several kernels counts as one:
 durations, bytes and counts are summed; shares and waits are averaged with the kernels' durations as weights;
@@ -76,22 +76,12 @@ def diff(run: Run, a: str, b: str, case: str) -> pd.DataFrame:
     Raises:
         NoDiff: a rung is not in the run, or the case was not profiled for it.
     """
-    of_a, of_b = (_profiled(run, variant, case) for variant in _two(run, a, b))
-    both = [name for name in of_a if name in of_b]
-    moved = sorted((name for name in STALLS if name in both), key=lambda name: -abs(of_b[name] - of_a[name]))
-    groups = {**GROUPS, WAITS: tuple(moved[:MOST])}
-    rows = [
-        (group, name, of_a[name], of_b[name], of_b[name] / of_a[name] if of_a[name] else math.nan)
-        for group, names in groups.items()
-        for name in names
-        if name in both
-    ]
-    return pd.DataFrame(rows, columns=["group", "metric", "a", "b", "change"])
+    return _changes(*_profiled(run, a, b, case))
 
 
 def headline(run: Run, a: str, b: str, case: str) -> str:
     """The benchmark's verdict on b against a, and what of speed of light each reaches."""
-    _two(run, a, b)
+    _check_rungs(run, a, b)
     ladder = tables.ladder(run).set_index(["case", "variant"])
     rows = [ladder.loc[case, name] if (case, name) in ladder.index else None for name in (a, b)]
     if any(row is None for row in rows):
@@ -112,8 +102,7 @@ def explain(run: Run, a: str, b: str, case: str) -> list[Table]:
     Raises:
         NoDiff: see `diff`.
     """
-    frame = diff(run, a, b, case)
-    of_a, of_b = (counters(run, name, case) for name in (a, b))
+    of_a, of_b = _profiled(run, a, b, case)
     notes = {
         "What is moved": _moved(of_a, of_b, a, b, case),
         "What is executed": _conflicts(of_a, of_b, a, b),
@@ -139,30 +128,44 @@ def explain(run: Run, a: str, b: str, case: str) -> list[Table]:
             text_columns=3,
             bold=[(_moved_most(part["change"]), column) for column in (0, 5)],
         )
-        for group, part in frame.groupby("group", sort=False)
+        for group, part in _changes(of_a, of_b).groupby("group", sort=False)
     ]
 
 
-def _two(run: Run, a: str, b: str) -> tuple[str, str]:
-    for name in (a, b):
+def _check_rungs(run: Run, *names: str) -> None:
+    for name in names:
         if name not in run.variants:
             raise NoDiff(
                 f"{run.folder}: two rungs of {', '.join(run.variants)} were expected, found {name!r}: name two of "
                 "them, as in `make diff A=smem B=multibuf`"
             )
-    return a, b
 
 
-def _profiled(run: Run, variant: str, case: str) -> dict[str, float]:
-    found = counters(run, variant, case)
-    if not found:
-        profiled = tables.profiled_cases(run)
-        raise NoDiff(
-            f"{run.folder}: counters of {variant} on {case} were expected, found them on "
-            f"{', '.join(profiled) or 'no case'}: choose CASE from these, or profile it with "
-            f"`make ncu VARIANT={variant} CASE={case}`"
-        )
-    return found
+def _profiled(run: Run, a: str, b: str, case: str) -> list[dict[str, float]]:
+    """The counters of both rungs."""
+    _check_rungs(run, a, b)
+    both = []
+    for variant in (a, b):
+        both.append(counters(run, variant, case))
+        if not both[-1]:
+            raise NoDiff(
+                f"{run.folder}: counters of {variant} on {case} were expected, found them on "
+                f"{', '.join(tables.profiled_cases(run)) or 'no case'}: choose CASE from these, or profile it with "
+                f"`make ncu VARIANT={variant} CASE={case}`"
+            )
+    return both
+
+
+def _changes(of_a: dict[str, float], of_b: dict[str, float]) -> pd.DataFrame:
+    both = [name for name in of_a if name in of_b]
+    moved = sorted((name for name in STALLS if name in both), key=lambda name: -abs(of_b[name] - of_a[name]))
+    rows = [
+        (group, name, of_a[name], of_b[name], of_b[name] / of_a[name] if of_a[name] else math.nan)
+        for group, names in {**GROUPS, WAITS: tuple(moved[:MOST])}.items()
+        for name in names
+        if name in both
+    ]
+    return pd.DataFrame(rows, columns=["group", "metric", "a", "b", "change"])
 
 
 def _moved_most(change: pd.Series) -> int:
@@ -218,16 +221,15 @@ def _value(metric: str, value: float) -> str:
 def main() -> None:
     """Run the command line that the module describes."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--a", required=True, help="the rung to start from")
-    parser.add_argument("--b", required=True, help="the rung to compare it with")
+    parser.add_argument("--a", help="the rung to start from; the last but one if left out")
+    parser.add_argument("--b", help="the rung to compare it with; the last one if left out")
     parser.add_argument("--case", default="wide_gva_state", choices=CASES, metavar="CASE")
     parser.add_argument("--run", type=Path, default=DEFAULT, help="a run folder; the recorded H200 run if left out")
     options = parser.parse_args()
     run = load(options.run)
-    printed = explain(run, options.a, options.b, options.case)
-    print(
-        f"{headline(run, options.a, options.b, options.case)}\n\n{present.markdown(*printed)}\n\n{present.origin(run)}"
-    )
+    a, b = options.a or run.variants[-2:][0], options.b or run.variants[-1]
+    printed = explain(run, a, b, options.case)
+    print(f"{headline(run, a, b, options.case)}\n\n{present.markdown(*printed)}\n\n{present.origin(run)}")
 
 
 if __name__ == "__main__":

@@ -105,3 +105,11 @@ def test_the_recorded_run_explains_every_neighbour():
         frame = diff.diff(recorded, a, b, "wide_gva_state")
         assert set(frame["group"]) == {*diff.GROUPS, diff.WAITS}
         assert frame[["a", "b"]].notna().all(axis=None)
+
+
+def test_left_out_the_rungs_are_the_last_two(monkeypatch, capsys):
+    recorded = load.load(load.DEFAULT)
+    monkeypatch.setattr("sys.argv", ["diff"])
+    diff.main()
+    a, b = recorded.variants[-2:]
+    assert capsys.readouterr().out.startswith(diff.headline(recorded, a, b, "wide_gva_state"))

@@ -41,8 +41,9 @@ def label(name: str) -> str:
 def dv_tile(B: int, Hv: int, device: torch.device) -> int:
     """Columns of the state that one CTA owns: 64 while every such CTA finds an SM of its own, else 128.
 
-    Measured on an H200 (132 SMs) at T = 2048 with `multibuf`, one CTA an SM: 64 is faster by 30 % up to 66 heads,
-    128 by 27 % from 96 heads on. `smem`, two CTAs an SM, loses 1 to 5 % by this rule from 96 heads on.
+    From a sweep on an H200 (132 SMs) beside the recorded run, T = 2048, `multibuf` with two stages, one CTA an SM: 64
+    takes 31 % less time up to 66 heads, 128 takes 26 % less from 96 on. `smem`, of which two CTAs fit an SM at 64,
+    loses 1 to 5 % by this rule from 96 heads on.
     """
     return 64 if 2 * B * Hv <= sm_count(device) else 128
 

@@ -18,10 +18,9 @@ Shared memory at dv 64, 97 KiB, so that two CTAs fit an SM (at dv 128, 129 KiB):
     Vnew 8                      stmatrix, right operand of P Vnew; then scaled by γ_ℓ/γ, of K^T Vnew
     P 8                         stmatrix, left operand of P Vnew
     gate tables 1
-Plans that lost: scaled copies of A in shared memory (16 KiB more and two more barriers, for operands that
-registers hold for free); a second home for the scaled Vnew (8 KiB, the third KiB too many for two CTAs at dv 64 once
-gates are counted, to save a barrier that is not the bottleneck); FP32 tiles for W, Vnew and S (twice the bytes, and
-wgmma would round them to TF32 or not take them at all).
+Plans that lost on paper, not built: scaled copies of A in shared memory (16 KiB more and two more barriers, for
+operands that registers hold for free); a second home for the scaled Vnew (8 KiB more, to save one of a dozen barriers
+a chunk); FP32 tiles for W, Vnew and S (twice the bytes, and wgmma would take them as TF32 at half the rate).
 
 No roles. `loaded` (1 arrival, the thread that issues the copies): all wait for it before the first formula.
 """

@@ -33,8 +33,9 @@ The last chunk has no successor: state and output repeat their look-ahead produc
 So a sequence of one chunk takes the same path as any other. No wgmma is in flight where a loop turns round, since
 ptxas would then serialize them all.
 
-Shared memory, 198 KiB: K and Q 3 x 32, V and A 2 x 16, A B 8, W 16, S 16, Vnew 8, scaled Vnew 8, O 8, tables 4. dv 128
-does not fit: S, V, Vnew and O would add 56 KiB, and dropping a stage of K and Q gives back 32.
+Shared memory, 198 KiB: K and Q 3 x 32, V and A 2 x 16, A B 8, W 16, S 16, Vnew 8, scaled Vnew 8, O 8, tables 6. For
+dv 128 it would do with two stages of K and Q (56 KiB more for S, V, Vnew and O, 32 less), but the registers would not:
+S 128 and Vnew 64 in state and O 64 in output, beside the rest, pass the 4 x 128.
 """
 
 import math
@@ -63,6 +64,14 @@ bf16, fp32 = "bfloat16", "float32"
 @jit(disable_warp_specialized=True, disable_thread_storage_sync=True, enable_fast_math=True)
 def build(has_initial_state):
     B, Tn, Hq, Hv = T.dynamic("B"), T.dynamic("Tn"), T.dynamic("Hq"), T.dynamic("Hv")
+
+    @T.macro
+    def weigh(QK_frag, g_shared, stage, P_frag):
+        # P = scale Lower(Q K^T) ⊙ exp(g_i - g_j); above the diagonal the exponent is capped, then masked
+        for i, j in T.Parallel(CHUNK, CHUNK):
+            QK_frag[i, j] *= T.exp2(T.min(g_shared[stage, i] + LOG2_SCALE - g_shared[stage, j], LOG2_SCALE))
+        for i, j in T.Parallel(CHUNK, CHUNK):
+            P_frag[i, j] = T.Select(i >= j, QK_frag[i, j], 0.0)
 
     @T.prim_func
     def ws(
@@ -240,10 +249,7 @@ def build(has_initial_state):
                 T.barrier_wait(kq_full[0], 0)
                 T.wgmma_gemm(Q_shared[0, :, :], K_shared[0, :, :], QK_frag, transpose_B=True, clear_accum=True)
                 T.wait_wgmma(0)
-                for i, j in T.Parallel(CHUNK, CHUNK):
-                    QK_frag[i, j] *= T.exp2(T.min(g_shared[0, i] + LOG2_SCALE - g_shared[0, j], LOG2_SCALE))
-                for i, j in T.Parallel(CHUNK, CHUNK):
-                    P_frag[i, j] = T.Select(i >= j, QK_frag[i, j], 0.0)
+                weigh(QK_frag, g_shared, 0, P_frag)
                 stage = T.alloc_var("int32", init=0)
                 phase = T.alloc_var("int32", init=0)
                 ahead = T.alloc_var("int32", init=0)
@@ -280,11 +286,7 @@ def build(has_initial_state):
                     if tx % 32 == 0:
                         T.barrier_arrive(o_full[0])
                     T.wait_wgmma(0)
-                    # P = scale Lower(Q K^T) ⊙ exp(g_i - g_j); above the diagonal the exponent is capped, then masked
-                    for i, j in T.Parallel(CHUNK, CHUNK):
-                        QK_frag[i, j] *= T.exp2(T.min(g_shared[ahead, i] + LOG2_SCALE - g_shared[ahead, j], LOG2_SCALE))
-                    for i, j in T.Parallel(CHUNK, CHUNK):
-                        P_frag[i, j] = T.Select(i >= j, QK_frag[i, j], 0.0)
+                    weigh(QK_frag, g_shared, ahead, P_frag)
                     stage = ahead
             else:
                 T.set_max_nreg(COPY_REGISTERS, 0)
