@@ -75,9 +75,9 @@ def _bench(names: tuple[str, ...], folder: Path, info: dict, replace: bool) -> N
     """
     if folder.exists() and not replace:
         raise run.BadRun(f"{folder}: a run is recorded already; replace it with REPLACE=1")
-    forwards = {name: variants.load(name).gdn_prefill_forward for name in names}
     with tempfile.TemporaryDirectory() as scratch:
-        bench.bench(forwards, problem.SUITES["lab"], Path(scratch), info)
+        bench.bench(names, problem.SUITES["lab"], Path(scratch), info, with_peers=True)
+        bench.bench(names[-1:], problem.SUITES["qwen"], Path(scratch), info, with_peers=True)
         shutil.rmtree(folder, ignore_errors=True)
         shutil.copytree(scratch, folder)
 

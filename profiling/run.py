@@ -71,9 +71,10 @@ def describe(variants: dict[str, str]) -> dict:
         "versions": {
             "python": platform.python_version(),
             "cuda": torch.version.cuda,
-            **{name: _version(name) for name in ("torch", "tilelang", "apache-tvm-ffi", "nvtx")},
+            **{name: version(name) for name in ("torch", "tilelang", "apache-tvm-ffi", "nvtx")},
         },
         "variants": variants,
+        "planned": [],
         "skipped": [],
         "ceilings": {},
         "protocol": {},
@@ -169,7 +170,8 @@ def _commit() -> str:
     return commit + ("-modified" if git("status", "--porcelain", "--untracked-files=no") else "")
 
 
-def _version(package: str) -> str:
+def version(package: str) -> str:
+    """The installed version of a package, or that there is none."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
