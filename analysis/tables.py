@@ -53,7 +53,7 @@ def ladder(run: Run) -> pd.DataFrame:
         )
     samples = {key: rows.set_index("sample")["value"] for key, rows in bench.groupby(["metric", "case", "variant"])}
     rows = []
-    for case in run.cases:
+    for case in run.ladder_cases:
         floor = work.speed_of_light(work.core(CASES[case]), run.ceilings)
         ran = [variant for variant in rungs(run) if ("latency_graph", case, variant) in samples]
         graph = {variant: samples["latency_graph", case, variant] for variant in ran}

@@ -28,8 +28,9 @@ from profiling import bench, run, schema
 _CACHES = {
     "TILELANG_CACHE_DIR": "*/*/kernels/*/device_kernel.cu",
     "TRITON_CACHE_DIR": "*/*.cubin",
-    "FLASHINFER_WORKSPACE_BASE": "**/*.so",
+    "CUTE_DSL_DUMP_DIR": "*.cubin",
 }
+_SWITCHES = {"CUTE_DSL_KEEP": "cubin"}  # CuTe's compiler keeps kernels in memory only, unless told to write them
 _NOT_COMPARED = ("flashqla_nocp", "flashinfer_nocp", "token_loop")  # the same library again, or nothing to compile
 
 
@@ -53,12 +54,14 @@ def measure(case: problem.Case, folder: Path, info: dict) -> list[dict]:
     with tempfile.TemporaryDirectory() as scratch:
         started = {}
         for name in names:
-            caches = {variable: f"{scratch}/{name}/{variable}" for variable in _CACHES}
+            caches = {variable: Path(scratch, name, variable) for variable in _CACHES}
+            for path in caches.values():
+                path.mkdir(parents=True)
             words = [sys.executable, "-m", "profiling.coldstart", "--case", case.name, "--first-call", name]
             started[name] = subprocess.Popen(
                 words,
                 cwd=run.ROOT,
-                env=os.environ | caches,
+                env=os.environ | {variable: str(path) for variable, path in caches.items()} | _SWITCHES,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
                 text=True,
@@ -88,7 +91,7 @@ def _first_call(name: str, case: problem.Case) -> float:
     """Seconds of the first call less those of the second."""
     implementation = (bench.implementations(variants.LADDER[-1:])["full"] | _full_peers())[name]
     inputs = problem.make_inputs(case)
-    # FLA's tuning is part of its first call, and so is what a library converts with kernels of its own.
+    # FLA's tuning is part of its first call.
     torch.cuda.synchronize()
     times = []
     for _ in range(2):

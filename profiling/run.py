@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"  # every command's own runs, one new folder each
 RECORDED = Path(__file__).resolve().parent / "recorded"  # committed runs, by GPU
 
-_REQUIRED = ("run", "gpu", "commit", "versions", "variants", "protocol")
+_REQUIRED = ("run", "gpu", "commit", "versions", "variants", "protocol", "planned")
 
 
 class BadRun(UserError):
@@ -142,8 +142,8 @@ def read_info(folder: Path) -> dict:
 
 
 def add_rows(folder: Path, rows: list[dict]) -> pd.DataFrame:
-    """Add rows to the folder's measurements.csv, replacing none, and return the whole table."""
-    path = folder / "measurements.csv"
+    """Add rows to the folder's table, replacing none, and return the whole of it."""
+    path = schema.stored(folder)
     frame = schema.table(rows, str(path))
     if path.exists():
         frame = pd.concat([schema.read(path), frame], ignore_index=True)

@@ -31,7 +31,10 @@ def info(times: Times, skipped: list[tuple[str, str, str]]) -> dict:
         },
         "versions": {"python": "3.12.0", "torch": "2.11.0", "tilelang": "0.1.15"},
         "variants": {name: f"the idea of {name}" for name in times},
-        "skipped": [dict(zip(("variant", "case", "reason"), skip, strict=True)) for skip in skipped],
+        "planned": [{"case": case, "phase": "core", "variants": list(times)} for case in sorted(cases)],
+        "skipped": [
+            dict(zip(("variant", "case", "reason"), skip, strict=True)) | {"phase": "core"} for skip in skipped
+        ],
         "ceilings": CEILINGS,
         "protocol": {"graph": "median of 5 replays", "eager": "median of 5 calls"},
     }
