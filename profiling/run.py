@@ -152,9 +152,9 @@ def add_rows(folder: Path, rows: list[dict]) -> pd.DataFrame:
 
 
 def _commit() -> str:
-    """The short commit of the working tree, marked where files differ from it.
+    """What GDN_COMMIT says, else the short commit of the working tree, marked where files differ from it.
 
-    Where the tree was copied without its repository, as to a cluster's GPU node, GDN_COMMIT says it.
+    GDN_COMMIT is for a tree that was copied, as to a cluster's GPU node, with no repository or with an older one.
     """
 
     def git(*words: str) -> str | None:
@@ -164,9 +164,11 @@ def _commit() -> str:
             return None
         return done.stdout.strip() if done.returncode == 0 else None
 
+    if said := os.environ.get("GDN_COMMIT"):
+        return said
     commit = git("rev-parse", "--short=10", "HEAD")
     if not commit:
-        return os.environ.get("GDN_COMMIT", "unknown")
+        return "unknown"
     return commit + ("-modified" if git("status", "--porcelain", "--untracked-files=no") else "")
 
 

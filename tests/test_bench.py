@@ -3,9 +3,11 @@
 import os
 import subprocess
 import sys
+import types
 from pathlib import Path
 
 import pytest
+import torch
 
 from kernels import preprocess, reference
 from kernels.errors import UserError, command
@@ -109,7 +111,9 @@ def test_a_command_ends_with_one_paragraph_and_a_nonzero_exit():
     assert stopped.value.code == "error: expected a, found b: do c"  # a text: Python prints it and exits with 1
 
 
-@pytest.mark.parametrize("module", ["profiling.bench", "profiling.ncu", "profiling.nsys", "profiling.record"])
+@pytest.mark.parametrize(
+    "module", ["profiling.bench", "profiling.coldstart", "profiling.ncu", "profiling.nsys", "profiling.record"]
+)
 def test_without_a_gpu_the_commands_say_what_to_do(module, tmp_path):
     for tool in ("ncu", "nsys"):
         (tmp_path / tool).write_text("#!/bin/sh\n")
@@ -127,6 +131,23 @@ def test_a_folder_with_results_is_never_written_into(tmp_path):
     with pytest.raises(run.BadRun, match="choose another OUT"):
         run.new_folder("bench", str(tmp_path))
     assert (tmp_path / "measurements.csv").read_text() == "mine"
+
+
+def test_a_stated_commit_comes_before_that_of_an_older_repository(monkeypatch):
+    monkeypatch.setenv("GDN_COMMIT", "0123456789")
+    assert run._commit() == "0123456789"
+    monkeypatch.delenv("GDN_COMMIT")
+    assert run._commit() != "0123456789"
+
+
+def test_a_case_is_timed_on_copies_of_its_tensors_and_on_nothing_else(monkeypatch):
+    monkeypatch.setattr(bench.torch.cuda, "get_device_properties", lambda _: types.SimpleNamespace(L2_cache_size=1000))
+    x, plan = torch.zeros(300), object()  # 1200 bytes, of 4 x 1000 to move
+    copies = bench.input_copies((x, None, plan))
+    assert len(copies) == 4
+    assert copies[0][0] is x
+    assert all(copy[0] is not x and torch.equal(copy[0], x) for copy in copies[1:])
+    assert all(copy[1] is None and copy[2] is plan for copy in copies)
 
 
 @pytest.mark.gpu
