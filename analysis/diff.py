@@ -2,15 +2,15 @@
 
     python -m analysis.diff [--a smem] [--b multibuf] [--case wide_gva_state] [--run FOLDER]
 
-The row of a group that changed by the largest factor is in bold. A rung of several kernels counts as one:
-durations, bytes and counts are summed; shares and waits are averaged with the kernels' durations as weights;
-registers, shared memory and occupancy are those of its longest kernel.
+The row of a group that changed by the largest factor is in bold. A rung of several kernels counts as one, see
+analysis.tables.profile.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+from itertools import pairwise
 from pathlib import Path
 
 import pandas as pd
@@ -24,7 +24,6 @@ from kernels.problem import CASES
 from profiling.metrics import LIMITS, METRICS, STALLS
 
 SECTOR = 32  # bytes; the L2 cache counts its traffic in these
-LONGEST = ("registers", "shared_memory", "occupancy", "waves")  # taken from the longest kernel
 # Groups in reading order: from what the hardware does to why it can't do more.
 GROUPS = {
     "How busy the GPU is": ("tensor_pipe", "issue_active", "sm_throughput", "l2_throughput", "dram_throughput"),
@@ -47,25 +46,6 @@ MOST = 6  # waits that are listed, those that moved most
 
 class NoDiff(UserError):
     """Two rungs that this run can't compare on this case."""
-
-
-def counters(run: Run, variant: str, case: str) -> dict[str, float]:
-    """Nsight Compute's metrics of a rung on a case by short name, its kernels taken together; empty if not profiled."""
-    ncu = run.rows("ncu", "core")
-    ncu = ncu[(ncu["variant"] == variant) & (ncu["case"] == case)]
-    if ncu.empty:
-        return {}
-    wide = ncu.pivot_table(index="kernel", columns="metric", values="value", aggfunc="sum")
-    longest, weights = wide.loc[wide["duration"].idxmax()], wide["duration"] / wide["duration"].sum()
-    together = {}
-    for name in wide.columns:
-        if name in LONGEST or name in LIMITS:
-            together[name] = longest[name]
-        elif METRICS[name].unit == "ratio" or name in STALLS:
-            together[name] = (wide[name] * weights).sum()
-        else:
-            together[name] = wide[name].sum()
-    return together
 
 
 def diff(run: Run, a: str, b: str, case: str) -> pd.DataFrame:
@@ -132,6 +112,39 @@ def explain(run: Run, a: str, b: str, case: str) -> list[Table]:
     ]
 
 
+def neighbours(run: Run, case: str | None) -> list[Table]:
+    """From each profiled rung to the next: of every group of counters the one that changed by the largest factor.
+
+    Of the waits it is the one that changed by most warps. Empty where fewer than two rungs were profiled on this case.
+    """
+    found = tables.profiles(run, case)
+    return [_moved_table(found.loc[a], found.loc[b], a, b, case) for a, b in pairwise(found.index)]
+
+
+def _moved_table(of_a: pd.Series, of_b: pd.Series, a: str, b: str, case: str) -> Table:
+    changes = _changes(of_a.dropna().to_dict(), of_b.dropna().to_dict())
+    shown = [
+        part.iloc[0 if group == WAITS else _moved_most(part["change"])]  # waits are in order of their change
+        for group, part in changes.groupby("group", sort=False)
+    ]
+    return Table(
+        title=f"From {a} to {b}: what moved most on {case}",
+        head=["Group", "Metric", "Meaning", a, b, "Change"],
+        rows=[
+            [
+                row.group,
+                METRICS[row.metric].label,
+                METRICS[row.metric].meaning,
+                _value(row.metric, row.a),
+                _value(row.metric, row.b),
+                times(row.change),
+            ]
+            for row in shown
+        ],
+        text_columns=3,
+    )
+
+
 def _check_rungs(run: Run, *names: str) -> None:
     for name in names:
         if name not in run.variants:
@@ -146,7 +159,7 @@ def _profiled(run: Run, a: str, b: str, case: str) -> list[dict[str, float]]:
     _check_rungs(run, a, b)
     both = []
     for variant in (a, b):
-        both.append(counters(run, variant, case))
+        both.append(tables.profile(run, variant, case))
         if not both[-1]:
             raise NoDiff(
                 f"{run.folder}: counters of {variant} on {case} were expected, found them on "

@@ -14,6 +14,7 @@ from profiling import schema
 from profiling.run import RECORDED, BadRun, read_info
 
 DEFAULT = RECORDED / "h200"  # the run that README.md quotes
+PEERS = ("flashqla", "flashqla_nocp", "fla", "flashinfer", "flashinfer_nocp")  # libraries: no rungs
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,11 @@ class Run:
     def variants(self) -> list[str]:
         """Every variant, in ladder order."""
         return list(self.info["variants"])
+
+    @property
+    def rungs(self) -> list[str]:
+        """The variants that are stages of the ladder, a user's own included; libraries are not."""
+        return [name for name in self.variants if name not in PEERS]
 
     @property
     def cases(self) -> list[str]:

@@ -12,8 +12,10 @@ from analysis import tables
 from analysis.load import Run
 from kernels import work
 from kernels.problem import CASES
+from profiling.metrics import METRICS, STALLS
 
 NONE = "–"  # a value that does not exist
+UNITS = ("tensor_pipe", "issue_active", "l2_throughput", "dram_throughput")  # one of which may be the limit
 
 
 @dataclass(frozen=True)
@@ -147,11 +149,95 @@ def cases(run: Run) -> Table:
     )
 
 
+def formulations(run: Run) -> Table:
+    """What each way to write the core asks for, on the case with most arithmetic."""
+    case = max(run.cases, key=lambda name: work.core(CASES[name]).flops)
+    return Table(
+        title=f"The formulations on {case} ({CASES[case].shape})",
+        head=["Formulation", "GFLOP", "MB", "FLOP/byte", "Speed of light, µs"],
+        rows=[
+            [
+                row.formulation,
+                digits(row.flops / 1e9, 3),
+                digits(row.bytes / 1e6, 3),
+                digits(row.intensity, 3),
+                microseconds(row.light_s),
+            ]
+            for row in tables.formulations(run, case).itertuples()
+        ],
+        note="Formulas in kernels/work.py. The token recurrence has least arithmetic and none of it is a matrix "
+        "product: its speed of light, at the rate of one, is out of reach. Shares of speed of light are of the second "
+        "row everywhere.",
+    )
+
+
+def preprocessing(run: Run) -> Table:
+    """Preprocessing and core in a full forward, from Nsight Systems; where there is none, how to add it."""
+    frame = tables.preprocessing(run)
+    if frame.empty:
+        return Table("Nsight Systems", [], [], absent("Nsight Systems", "nsys"))
+    return Table(
+        title="Preprocessing in a full forward",
+        head=["Case", "Rung", "Preprocessing, µs", "Core, µs", "Share"],
+        rows=[
+            [
+                case if i == 0 else "",
+                row.variant,
+                microseconds(row.preprocess_s),
+                microseconds(row.core_s),
+                percent(row.share),
+            ]
+            for case, part in frame.groupby("case", sort=False)
+            for i, row in enumerate(part.itertuples())
+        ],
+        note="Sums of kernel times; every rung has the same preprocessing.",
+        text_columns=2,
+    )
+
+
+def effect(run: Run, variant: str) -> str:
+    """What a rung was worth, by the benchmark, in a sentence or two; that it was not timed, where it was not."""
+    ladder = tables.ladder(run)
+    mean = tables.geomean(ladder)
+    if variant not in set(mean["variant"]):
+        return f"The benchmark of this run did not time {variant}."
+    row = mean.set_index("variant").loc[variant]
+    time = with_spread(microseconds(row["time_s"]), row["spread"])
+    over = f"geometric mean over {count(row['cases'], 'case')}"
+    text = f"{variant} takes {time} µs, {percent(row['light_share'])} of speed of light ({over})."
+    steps = ladder[ladder["variant"] == variant].set_index("case")["step"].dropna()
+    if steps.empty or math.isnan(row["step"]):
+        return text
+    before = mean["variant"].iloc[list(mean["variant"]).index(variant) - 1]
+    least, most = steps.idxmin(), steps.idxmax()
+    return (
+        f"{text} It is {with_spread(times(row['step']), row['step_spread'])} as fast as {before}: from "
+        f"{times(steps[least])} on {least} to {times(steps[most])} on {most}."
+    )
+
+
+def bottleneck(run: Run, variant: str, case: str) -> str:
+    """What Nsight Compute says of a rung on a case, in a few sentences; empty where it was not profiled."""
+    found = tables.profile(run, variant, case)
+    busy = {METRICS[name].label: found[name] for name in UNITS if name in found}
+    waits = {name: found[name] for name in STALLS if name in found}
+    if not busy or not waits:
+        return ""
+    shares = ", ".join(f"{label} {percent(share)}" for label, share in busy.items())
+    longest = max(waits, key=waits.get)
+    moved = (found.get("dram_read", math.nan) + found.get("dram_write", math.nan)) / work.core(CASES[case]).bytes
+    return (
+        f"On {case}, busy of their peak: {shares}. Device memory moves {times(moved)} the least that the core can. The "
+        f"longest wait is {METRICS[longest].label} ({METRICS[longest].meaning}): {digits(waits[longest], 2)} warps per "
+        "issued instruction."
+    )
+
+
 def counters(run: Run) -> list[Table]:
     """Nsight Compute's counters, a table per profiled case; where there is none, how to add one."""
     profiled = tables.profiled_cases(run)
     if not profiled:
-        return [_absent("Nsight Compute", "ncu")]
+        return [Table("Nsight Compute", [], [], absent("Nsight Compute", "ncu"))]
     return [_counters(case, tables.counters(run, case)) for case in profiled]
 
 
@@ -159,19 +245,20 @@ def timeline(run: Run) -> Table:
     """Kernel time per NVTX range from Nsight Systems; where there is none, how to add it."""
     frame = tables.timeline(run)
     if frame.empty:
-        return _absent("Nsight Systems", "nsys")
+        return Table("Nsight Systems", [], [], absent("Nsight Systems", "nsys"))
     rows, last = [], None
     for row in frame.itertuples():
         start = row.case if row.case != last else ""
-        span = [microseconds(row.kernel_s), microseconds(row.projected_s), percent(row.kernel_s / row.projected_s)]
-        rows.append([start, row.variant, row.phase, str(row.launches), *span])
+        spent = [microseconds(time) for time in (row.kernel_s, row.projected_s, row.host_s)]
+        rows.append([start, row.variant, row.phase, str(row.launches), *spent, percent(row.kernel_s / row.projected_s)])
         last = row.case
     return Table(
         title="Nsight Systems: kernel time per NVTX range",
-        head=["Case", "Rung", "Phase", "Launches", "Kernels, µs", "Span, µs", "Kernels in span"],
+        head=["Case", "Rung", "Phase", "Launches", "Kernels, µs", "Span, µs", "Host, µs", "Kernels in span"],
         rows=rows,
         note="One call after warm-up. The span lasts from the first operation's start to the last one's end; what "
-        "kernels do not fill of it is the gaps between launches.",
+        "kernels do not fill of it is the gaps between launches. Host: what the thread spent in the range, tracing "
+        "included; the GPU runs beside it.",
         text_columns=3,
     )
 
@@ -271,11 +358,10 @@ def _counters(case: str, frame: pd.DataFrame) -> Table:
     )
 
 
-def _absent(tool: str, part: str) -> Table:
+def absent(tool: str, part: str) -> str:
+    """What to do about a run that a profiler has no rows in."""
     remedy = f"On a machine with a GPU, make record PART={part} adds them to the recorded run"
-    return Table(
-        tool, [], [], f"This run holds no rows of {tool}. {remedy}; make {part} profiles into a run of its own."
-    )
+    return f"This run holds no rows of {tool}. {remedy}; make {part} profiles into a run of its own."
 
 
 def _ceilings(run: Run) -> str:
