@@ -112,6 +112,15 @@ def explain(run: Run, a: str, b: str, case: str) -> list[Table]:
     ]
 
 
+def changes(run: Run, case: str | None) -> pd.DataFrame:
+    """`diff` of each profiled rung and the next, one below the other, with the columns case, from and to before it."""
+    found = tables.profiles(run, case)
+    pairs = list(pairwise(found.index))
+    frames = [_changes(*(found.loc[name].dropna().to_dict() for name in pair)) for pair in pairs]
+    both = pd.concat(frames, keys=pairs, names=["from", "to"]) if pairs else pd.DataFrame()
+    return both.reset_index(["from", "to"]).assign(case=case) if pairs else both
+
+
 def neighbours(run: Run, case: str | None) -> list[Table]:
     """From each profiled rung to the next: of every group of counters the one that changed by the largest factor.
 

@@ -132,14 +132,11 @@ def ladder(run: Run) -> Table:
 
 def cases(run: Run) -> Table:
     """What each case asks of the device, and the time below which nothing can run it."""
-    ceilings, rows = run.ceilings, []
-    for name in run.cases:
-        case = CASES[name]
-        least = work.core(case)
-        by_arithmetic = least.flops / ceilings.flops_per_second > least.bytes / ceilings.bytes_per_second
-        floor = microseconds(work.speed_of_light(least, ceilings))
-        limit = "arithmetic" if by_arithmetic else "memory"
-        rows.append([name, case.shape, limit, digits(least.flops / 1e9, 3), digits(least.bytes / 1e6, 3), floor])
+    rows = []
+    for row in tables.cases(run).itertuples():
+        limit = "arithmetic" if row.flops_s > row.bytes_s else "memory"
+        counts = digits(row.flops / 1e9, 3), digits(row.bytes / 1e6, 3)
+        rows.append([row.case, CASES[row.case].shape, limit, *counts, microseconds(row.light_s)])
     return Table(
         title="The cases and their speed of light",
         head=["Case", "Shape", "Limited by", "GFLOP", "MB", "Speed of light, µs"],
@@ -151,7 +148,8 @@ def cases(run: Run) -> Table:
 
 def formulations(run: Run) -> Table:
     """What each way to write the core asks for, on the case with most arithmetic."""
-    case = max(run.cases, key=lambda name: work.core(CASES[name]).flops)
+    frame = tables.formulations(run)
+    case = frame["case"].iloc[0]
     return Table(
         title=f"The formulations on {case} ({CASES[case].shape})",
         head=["Formulation", "GFLOP", "MB", "FLOP/byte", "Speed of light, µs"],
@@ -163,7 +161,7 @@ def formulations(run: Run) -> Table:
                 digits(row.intensity, 3),
                 microseconds(row.light_s),
             ]
-            for row in tables.formulations(run, case).itertuples()
+            for row in frame.itertuples()
         ],
         note="Formulas in kernels/work.py. The token recurrence has least arithmetic and none of it is a matrix "
         "product: its speed of light, at the rate of one, is out of reach. Shares of speed of light are of the second "
@@ -192,6 +190,40 @@ def preprocessing(run: Run) -> Table:
         ],
         note="Sums of kernel times; every rung has the same preprocessing.",
         text_columns=2,
+    )
+
+
+def libraries(run: Run) -> list[Table]:
+    """The libraries beside the fastest rung, where a run has rows of them; no table where it has none."""
+    frame = tables.libraries(run)
+    if frame.empty:
+        return []
+    rows, last = [], None
+    for row in frame.itertuples():
+        start = row.case if row.case != last else ""
+        times_of = [with_spread(microseconds(row.time_s), row.spread), microseconds(row.eager_s)]
+        rows.append([start, row.phase, row.variant, *times_of])
+        last = row.case
+    return [
+        Table(
+            title="Libraries and the fastest rung",
+            head=["Case", "Phase", "Variant", "Time, µs", "Eager, µs"],
+            rows=rows,
+            note="Compare within a phase only: a full forward includes the preprocessing, the core does not.",
+            text_columns=3,
+        )
+    ]
+
+
+def attempts(frame: pd.DataFrame) -> Table:
+    """The rejected attempts of analysis.prose.attempts."""
+    return Table(
+        title="What was tried and not kept",
+        head=["Stage", "Tried", "Measured", "Why not"],
+        rows=frame.values.tolist(),
+        note="From analysis/attempts.md, measured when they were tried and not rows of this run: unless it says "
+        "otherwise, µs of the graph clock on one H200, core, geometric mean over the lab cases.",
+        text_columns=4,
     )
 
 

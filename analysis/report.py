@@ -1,4 +1,4 @@
-"""Turns a run into a report: tables, figure, executed notebook, one PDF, and README.md's results.
+"""Turns a run into a report: one PDF, its tables and figures as files, and README.md's results.
 
     python -m analysis.report [--run FOLDER] [--out build/report]
 
@@ -12,13 +12,15 @@ import argparse
 import json
 import shutil
 import tempfile
-from dataclasses import asdict
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pandas as pd
 import typst
+from matplotlib.figure import Figure
 
-from analysis import notebooks, plots, present, style, tables
+from analysis import dag, diff, plots, plots_ncu, plots_nsys, present, prose, roofline, style, tables
 from analysis.load import DEFAULT, Run, load
 from kernels.errors import UserError, command
 from kernels.problem import SUITES
@@ -26,8 +28,16 @@ from profiling.run import ROOT
 
 README = ROOT / "README.md"
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
-NOTEBOOK = notebooks.FOLDER / "1_speedup.ipynb"
+LAYOUT = Path(__file__).with_name("layout.typ")
 TEMPLATE = Path(__file__).with_name("report.typ")
+
+
+@dataclass(frozen=True)
+class Part:
+    """Tables that belong together: the numbers in base units, and what is printed of them."""
+
+    frame: pd.DataFrame
+    printed: list[present.Table]
 
 
 class BadReadme(UserError):
@@ -56,32 +66,110 @@ def with_results(readme: str, block: str) -> str:
     return f"{before}{BEGIN}\n\n{block}\n{END}{after}"
 
 
-def ladder_csv(run: Run) -> str:
-    """The frames of analysis.tables.ladder and geomean as one CSV; the mean's rows have the case "geomean"."""
-    ladder = tables.ladder(run)
-    return pd.concat([ladder, tables.geomean(ladder)]).to_csv(index=False, float_format="%.6g")
+def parts(run: Run) -> dict[str, Part]:
+    """Every table of the report by the name of its file.
+
+    Raises:
+        BadRun: the run holds no benchmark that can be compared.
+        BadProse: see analysis.prose.attempts.
+    """
+    ladder, case = tables.ladder(run), tables.most_work(run)
+    counters = [tables.counters(run, name).assign(case=name) for name in tables.profiled_cases(run)]
+    tried = prose.attempts(prose.ATTEMPTS)
+    return {
+        "rungs": Part(tables.geomean(ladder), [present.rungs(run)]),
+        "ladder": Part(ladder, [present.ladder(run)]),
+        "cases": Part(tables.cases(run), [present.cases(run)]),
+        "formulations": Part(tables.formulations(run), [present.formulations(run)]),
+        "counters": Part(pd.concat([pd.DataFrame(), *counters]), present.counters(run)),
+        "changes": Part(diff.changes(run, case), diff.neighbours(run, case)),
+        "timeline": Part(tables.timeline(run), [present.timeline(run)]),
+        "preprocessing": Part(tables.preprocessing(run), [present.preprocessing(run)]),
+        "libraries": Part(tables.libraries(run), present.libraries(run)),
+        "attempts": Part(tried, [present.attempts(tried)]),
+    }
 
 
-def write_pdf(run: Run, figure: Path, path: Path) -> None:
-    """Lay the report out with Typst; `figure` is the ladder figure as SVG."""
-    data = {
+def figures(run: Run) -> dict[str, Figure]:
+    """Every figure of the report by the name of its file; those of a profiler only where it saw the run."""
+    found = {"ladder": plots.ladder_figure(run), "steps": plots.steps_figure(run), "dag": dag.figure()}
+    if case := tables.most_work(run):
+        found |= {
+            "roofline": roofline.figure(run),
+            "stalls": plots_ncu.stalls_figure(run, case),
+            "utilisation": plots_ncu.utilisation_figure(run, case),
+            "resources": plots_ncu.resources_figure(run, case),
+        }
+    if case := tables.shortest(run):
+        found |= {"timeline": plots_nsys.timeline_figure(run, case), "shares": plots_nsys.shares_figure(run)}
+    return found
+
+
+def content(run: Run) -> dict:
+    """What the PDF says but for its figures, as the template takes it.
+
+    Raises:
+        BadRun, BadProse: see `parts` and analysis.prose.
+    """
+    found = parts(run)
+    wide = {"rungs": [0, 1, 0, 0, 0, 0], "formulations": [1, 0, 0, 0, 0], "attempts": [0, 1, 1, 1]}
+    one = {name: for_typst(found[name].printed[0], wide.get(name)) for name in (*wide, "ladder", "cases", "timeline")}
+    return {
         "title": f"Gated DeltaNet prefill on {run.info['gpu']['name']}",
-        "headline": present.headline(run),
-        "rungs": _for_typst(present.rungs(run), [0, 1, 0, 0, 0, 0]),
-        "figure": figure.name,
-        "ladder": _for_typst(present.ladder(run)),
-        "cases": _for_typst(present.cases(run)),
-        "counters": [_for_typst(table, [0, 0, 1] + [0] * 9, size=7) for table in present.counters(run)],
-        "timeline": _for_typst(present.timeline(run)),
-        "environment": _for_typst(present.environment(run), [0, 1]),
+        "origin": present.origin(run),
+        **one,
+        "stages": _stages(run, found["changes"].printed),
+        "counters": [for_typst(table, [0, 0, 1] + [0] * 9, size=7) for table in found["counters"].printed],
+        "peers": [for_typst(table) for table in found["libraries"].printed],
+        "environment": for_typst(present.environment(run), [0, 1]),
         "commands": commands(run),
     }
+
+
+def _stages(run: Run, changes: list[present.Table]) -> list[dict]:
+    """A stage per rung that was timed, with what its file, the benchmark, the counters and the user say of it."""
+    remarks, case = prose.remarks(prose.REMARKS, run.variants), tables.most_work(run)
+    moved = {table.head[4]: for_typst(table, [0, 0, 1, 0, 0, 0], size=7.5) for table in changes}
+    return [
+        {
+            "name": name,
+            "label": run.info["variants"][name],
+            "docstring": prose.docstring(name),
+            "effect": present.effect(run, name),
+            "bottleneck": present.bottleneck(run, name, case) if case else "",
+            "moved": moved.get(name),
+            "remarks": remarks.get(name, []),
+        }
+        for name in tables.rungs(run)
+    ]
+
+
+def write_pdf(template: Path, content: Mapping, figures: Mapping[str, Path], path: Path) -> None:
+    """Lay a report out with Typst: `content` and the SVGs `figures`, by the names that the template has for them."""
     with tempfile.TemporaryDirectory() as folder:
         root = Path(folder)
+        data = {**content, "figures": {name: figure.name for name, figure in figures.items()}}
         (root / "data.json").write_text(json.dumps(data), encoding="utf-8")
-        for source in (TEMPLATE, figure):
+        for source in (LAYOUT, template, *figures.values()):
             shutil.copy(source, root)
-        typst.compile(root / TEMPLATE.name, output=path, root=root, ignore_system_fonts=True)
+        typst.compile(root / template.name, output=path, root=root, ignore_system_fonts=True)
+
+
+def write_tables(found: Mapping[str, Part], folder: Path) -> None:
+    """Each part as name.md and name.tex, as it is printed, and name.csv, its numbers in base units; none if empty."""
+    folder.mkdir()
+    for name, part in found.items():
+        if part.frame.empty:
+            continue
+        (folder / f"{name}.md").write_text(present.markdown(*part.printed) + "\n", encoding="utf-8")
+        (folder / f"{name}.tex").write_text(present.latex(*part.printed), encoding="utf-8")
+        part.frame.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g")
+
+
+def write_figures(found: Mapping[str, Figure], folder: Path) -> dict[str, Path]:
+    """Each figure as SVG, PDF and PNG; the paths of the SVGs by name."""
+    folder.mkdir()
+    return {name: style.save(figure, folder, name)[0] for name, figure in found.items()}
 
 
 def commands(run: Run) -> list[tuple[str, str]]:
@@ -102,26 +190,35 @@ def write(run: Run, out: Path) -> list[Path]:
 
     Raises:
         BadRun: the run holds no benchmark that can be compared.
-        NotebookFailed: a cell of the notebook raised.
+        BadProse: remarks or attempts can't be read.
     """
+    return staged(out, lambda stage: _write(run, stage))
+
+
+def _write(run: Run, stage: Path) -> None:
+    write_tables(parts(run), stage / "tables")
+    svgs = write_figures(figures(run), stage / "figures")
+    write_pdf(TEMPLATE, content(run), svgs, stage / "report.pdf")
+
+
+def staged(out: Path, write: Callable[[Path], None]) -> list[Path]:
+    """Let `write` fill a folder beside `out`'s files, then move each file into its place; return their paths."""
     out.mkdir(parents=True, exist_ok=True)
-    # Beside the files it replaces, so that moving them is a rename.
     with tempfile.TemporaryDirectory(dir=out, prefix=".") as folder:
         stage = Path(folder)
-        printed = (present.rungs(run), present.ladder(run))
-        (stage / "ladder.md").write_text(results(run), encoding="utf-8")
-        (stage / "ladder.csv").write_text(ladder_csv(run), encoding="utf-8")
-        (stage / "ladder.tex").write_text(present.latex(*printed), encoding="utf-8")
-        svg, *_ = style.save(plots.ladder_figure(run), stage, "ladder_figure")
-        write_pdf(run, svg, stage / "report.pdf")
-        notebooks.execute(NOTEBOOK, run.folder, stage)
-        return [path.replace(out / path.name) for path in sorted(stage.iterdir())]
+        write(stage)
+        moved = []
+        for path in sorted(path for path in stage.rglob("*") if path.is_file()):
+            target = out / path.relative_to(stage)
+            target.parent.mkdir(exist_ok=True)
+            moved.append(path.replace(target))
+        return moved
 
 
 @command
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description="Turn a run into tables, a figure, a notebook page and a PDF.")
+    parser = argparse.ArgumentParser(description="Turn a run into a PDF, tables and figures.")
     parser.add_argument("--run", type=Path, default=DEFAULT, help="a run folder; the recorded H200 run if left out")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "report")
     options = parser.parse_args()
@@ -138,7 +235,7 @@ def main() -> None:
     print("\n".join(map(str, paths)))
 
 
-def _for_typst(table: present.Table, widths: list[int] | None = None, size: float = 8) -> dict:
+def for_typst(table: present.Table, widths: list[int] | None = None, size: float = 8) -> dict:
     """A table as the template takes it; `widths` are shares of the line, 0 for as wide as the content."""
     return {**asdict(table), "blocks": table.blocks, "widths": widths or [0] * len(table.head), "size": size}
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from analysis.load import Run
+from analysis.load import PEERS, Run
 from kernels import work
 from kernels.problem import CASES
 from profiling.metrics import LIMITS, METRICS, STALLS
@@ -187,17 +187,31 @@ def most_work(run: Run) -> str | None:
     return max(profiled_cases(run), key=lambda case: work.core(CASES[case]).flops, default=None)
 
 
-def formulations(run: Run, case: str) -> pd.DataFrame:
-    """What each way to write the core asks for on this case (kernels.work), a row each.
+def cases(run: Run) -> pd.DataFrame:
+    """What the core asks of the device on each case, at least (kernels.work.core), a row each.
 
-    Columns: formulation; flops; bytes; intensity, FLOPs per byte; light_s, the time below which it can't run at this
-    run's ceilings.
+    Columns: case; flops; bytes; flops_s and bytes_s, what either takes at this run's ceilings; light_s, the longer.
     """
+    ceilings, rows = run.ceilings, []
+    for case in run.cases:
+        least = work.core(CASES[case])
+        times = least.flops / ceilings.flops_per_second, least.bytes / ceilings.bytes_per_second
+        rows.append((case, least.flops, least.bytes, *times, work.speed_of_light(least, ceilings)))
+    return pd.DataFrame(rows, columns=["case", "flops", "bytes", "flops_s", "bytes_s", "light_s"])
+
+
+def formulations(run: Run) -> pd.DataFrame:
+    """What each way to write the core asks for on the run's case with most arithmetic (kernels.work), a row each.
+
+    Columns: case; formulation; flops; bytes; intensity, FLOPs per byte; light_s, the time below which it can't run at
+    this run's ceilings.
+    """
+    case = max(run.cases, key=lambda name: work.core(CASES[name]).flops)
     rows = [
-        (name, asked.flops, asked.bytes, asked.flops / asked.bytes, work.speed_of_light(asked, run.ceilings))
+        (case, name, asked.flops, asked.bytes, asked.flops / asked.bytes, work.speed_of_light(asked, run.ceilings))
         for name, asked in work.formulations(CASES[case]).items()
     ]
-    return pd.DataFrame(rows, columns=["formulation", "flops", "bytes", "intensity", "light_s"])
+    return pd.DataFrame(rows, columns=["case", "formulation", "flops", "bytes", "intensity", "light_s"])
 
 
 def launches(run: Run, case: str | None) -> pd.DataFrame:
@@ -218,10 +232,22 @@ def launches(run: Run, case: str | None) -> pd.DataFrame:
 
 
 def shortest(run: Run) -> str | None:
-    """The traced case on which the GPU is done first, so that gaps between launches weigh most; None if not traced."""
+    """The traced case that the GPU is done with first, so that launches weigh most; None where none was traced."""
+    spans = _spans(run)
+    return None if spans.empty else spans.idxmin()
+
+
+def longest(run: Run) -> str | None:
+    """The traced case that keeps the GPU busy for longest; None where none was traced."""
+    spans = _spans(run)
+    return None if spans.empty else spans.idxmax()
+
+
+def _spans(run: Run) -> pd.Series:
+    """By traced case, the projected time of all its ranges together."""
     frame = timeline(run)
-    frame = frame[[not launches(run, case).empty for case in frame["case"]]] if len(frame) else frame
-    return None if frame.empty else frame.groupby("case")["projected_s"].sum().idxmin()
+    placed = [case for case in frame["case"].unique() if not launches(run, case).empty]
+    return frame[frame["case"].isin(placed)].groupby("case")["projected_s"].sum()
 
 
 def timeline(run: Run) -> pd.DataFrame:
@@ -238,6 +264,26 @@ def timeline(run: Run) -> pd.DataFrame:
         rows.append((*where, len(kernels), kernels.sum(), projected, host))
     columns = ["case", "variant", "phase", "launches", "kernel_s", "projected_s", "host_s"]
     return _in_order(run, pd.DataFrame(rows, columns=columns), ["case", "variant", "phase"])
+
+
+def libraries(run: Run) -> pd.DataFrame:
+    """The libraries beside the fastest rung, wherever one of them was timed: a row per case, phase and variant.
+
+    Columns: time_s and spread of the graph clock, eager_s. Phases are never compared with each other.
+    """
+    bench, rows = run.rows("bench"), []
+    for (case, phase), part in bench.groupby(["case", "phase"]):
+        timed = [name for name in run.variants if name in set(part["variant"])]
+        if not set(timed) & set(PEERS):
+            continue
+        samples = {key: rows["value"] for key, rows in part.groupby(["variant", "metric"])}
+        ours = [name for name in timed if name in run.rungs]
+        best = [min(ours, key=lambda name: samples[name, "latency_graph"].median())] if ours else []
+        for name in [*best, *(name for name in timed if name in PEERS)]:
+            graph, eager = samples[name, "latency_graph"], samples[name, "latency_eager"]
+            rows.append((case, phase, name, graph.median(), _spread(graph), eager.median()))
+    columns = ["case", "phase", "variant", "time_s", "spread", "eager_s"]
+    return _in_order(run, pd.DataFrame(rows, columns=columns), columns[:3])
 
 
 def preprocessing(run: Run) -> pd.DataFrame:
