@@ -98,8 +98,8 @@ def explain(run: Run, a: str, b: str, case: str) -> list[Table]:
                     METRICS[row.metric].label,
                     METRICS[row.metric].meaning,
                     METRICS[row.metric].counter,
-                    _value(row.metric, row.a),
-                    _value(row.metric, row.b),
+                    value(row.metric, row.a),
+                    value(row.metric, row.b),
                     times(row.change),
                 ]
                 for row in part.itertuples()
@@ -144,14 +144,27 @@ def _moved_table(of_a: pd.Series, of_b: pd.Series, a: str, b: str, case: str) ->
                 row.group,
                 METRICS[row.metric].label,
                 METRICS[row.metric].meaning,
-                _value(row.metric, row.a),
-                _value(row.metric, row.b),
+                value(row.metric, row.a),
+                value(row.metric, row.b),
                 times(row.change),
             ]
             for row in shown
         ],
         text_columns=3,
     )
+
+
+def value(metric: str, value: float) -> str:
+    """A metric of Nsight Compute in base units, as tables print it."""
+    unit = METRICS[metric].unit
+    if unit == "ratio":
+        return percent(value)
+    if unit == "byte":
+        return f"{digits(value / 1e6, 3)} MB" if value >= 1e6 else f"{digits(value / 2**10, 3)} KiB"
+    for scale, letter in ((1e9, " G"), (1e6, " M")):
+        if value >= scale:
+            return digits(value / scale, 3) + letter
+    return digits(value, 3)
 
 
 def _check_rungs(run: Run, *names: str) -> None:
@@ -225,18 +238,6 @@ def _limit(of: dict, name: str) -> str:
     fewest = min(limits.values())
     words = " and ".join(word for word, room in limits.items() if room == fewest)
     return f"An SM has room for {present.count(int(fewest), 'CTA')} of {name}, limited by {words}."
-
-
-def _value(metric: str, value: float) -> str:
-    unit = METRICS[metric].unit
-    if unit == "ratio":
-        return percent(value)
-    if unit == "byte":
-        return f"{digits(value / 1e6, 3)} MB" if value >= 1e6 else f"{digits(value / 2**10, 3)} KiB"
-    for scale, letter in ((1e9, " G"), (1e6, " M")):
-        if value >= scale:
-            return digits(value / scale, 3) + letter
-    return digits(value, 3)
 
 
 @command

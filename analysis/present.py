@@ -45,14 +45,17 @@ def headline(run: Run) -> str:
     if later.empty:
         return f"{first['variant']} reaches {percent(first['light_share'])} of speed of light ({over})."
     best = later.loc[later["time_s"].idxmin()]
-    ratio, spread = best["speedup"], best["speedup_spread"]
-    if abs(ratio - 1) <= spread:
-        verdict = f"is as fast as {first['variant']}, within the measurement's spread"
-    elif ratio > 1:
-        verdict = f"is {times(ratio)[:-1]} times as fast as {first['variant']}"
-    else:
-        verdict = f"takes {times(1 / ratio)[:-1]} times as long as {first['variant']}"
+    verdict = compared(best["speedup"], best["speedup_spread"], first["variant"])
     return f"{best['variant']} {verdict}, and reaches {percent(best['light_share'])} of speed of light ({over})."
+
+
+def compared(ratio: float, spread: float, other: str) -> str:
+    """What a speed-up over `other` means, as a sentence without its subject; nothing within the spread counts."""
+    if abs(ratio - 1) <= spread:
+        return f"is as fast as {other}, within the measurement's spread"
+    if ratio > 1:
+        return f"is {times(ratio)[:-1]} times as fast as {other}"
+    return f"takes {times(1 / ratio)[:-1]} times as long as {other}"
 
 
 def rungs(run: Run) -> Table:

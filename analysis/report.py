@@ -1,26 +1,21 @@
 """Turns a run into a report: one PDF, its tables and figures as files, and README.md's results.
 
-    python -m analysis.report [--run FOLDER] [--out build/report]
+    python -m analysis.report [--run FOLDER[,FOLDER]] [--out build/report]
 
-All of it is made in a temporary folder first and moved into place at the end, README.md last, so a failure
-leaves what was there. The same run gives the same files, byte for byte, with one set of package versions.
+Two folders are compared instead, see analysis.compare. All of it is made in a temporary folder first and moved into
+place at the end, README.md last, so a failure leaves what was there. The same run gives the same files, byte for byte,
+with one set of package versions.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import shutil
-import tempfile
-from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import pandas as pd
-import typst
 from matplotlib.figure import Figure
 
-from analysis import dag, diff, plots, plots_ncu, plots_nsys, present, prose, roofline, style, tables
+from analysis import compare, dag, diff, plots, plots_ncu, plots_nsys, present, prose, publish, roofline, tables
 from analysis.load import DEFAULT, Run, load
 from kernels.errors import UserError, command
 from kernels.problem import SUITES
@@ -28,16 +23,7 @@ from profiling.run import ROOT
 
 README = ROOT / "README.md"
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
-LAYOUT = Path(__file__).with_name("layout.typ")
 TEMPLATE = Path(__file__).with_name("report.typ")
-
-
-@dataclass(frozen=True)
-class Part:
-    """Tables that belong together: the numbers in base units, and what is printed of them."""
-
-    frame: pd.DataFrame
-    printed: list[present.Table]
 
 
 class BadReadme(UserError):
@@ -66,7 +52,7 @@ def with_results(readme: str, block: str) -> str:
     return f"{before}{BEGIN}\n\n{block}\n{END}{after}"
 
 
-def parts(run: Run) -> dict[str, Part]:
+def parts(run: Run) -> dict[str, publish.Part]:
     """Every table of the report by the name of its file.
 
     Raises:
@@ -77,16 +63,16 @@ def parts(run: Run) -> dict[str, Part]:
     counters = [tables.counters(run, name).assign(case=name) for name in tables.profiled_cases(run)]
     tried = prose.attempts(prose.ATTEMPTS)
     return {
-        "rungs": Part(tables.geomean(ladder), [present.rungs(run)]),
-        "ladder": Part(ladder, [present.ladder(run)]),
-        "cases": Part(tables.cases(run), [present.cases(run)]),
-        "formulations": Part(tables.formulations(run), [present.formulations(run)]),
-        "counters": Part(pd.concat([pd.DataFrame(), *counters]), present.counters(run)),
-        "changes": Part(diff.changes(run, case), diff.neighbours(run, case)),
-        "timeline": Part(tables.timeline(run), [present.timeline(run)]),
-        "preprocessing": Part(tables.preprocessing(run), [present.preprocessing(run)]),
-        "libraries": Part(tables.libraries(run), present.libraries(run)),
-        "attempts": Part(tried, [present.attempts(tried)]),
+        "rungs": publish.Part(tables.geomean(ladder), [present.rungs(run)]),
+        "ladder": publish.Part(ladder, [present.ladder(run)]),
+        "cases": publish.Part(tables.cases(run), [present.cases(run)]),
+        "formulations": publish.Part(tables.formulations(run), [present.formulations(run)]),
+        "counters": publish.Part(pd.concat([pd.DataFrame(), *counters]), present.counters(run)),
+        "changes": publish.Part(diff.changes(run, case), diff.neighbours(run, case)),
+        "timeline": publish.Part(tables.timeline(run), [present.timeline(run)]),
+        "preprocessing": publish.Part(tables.preprocessing(run), [present.preprocessing(run)]),
+        "libraries": publish.Part(tables.libraries(run), present.libraries(run)),
+        "attempts": publish.Part(tried, [present.attempts(tried)]),
     }
 
 
@@ -113,15 +99,18 @@ def content(run: Run) -> dict:
     """
     found = parts(run)
     wide = {"rungs": [0, 1, 0, 0, 0, 0], "formulations": [1, 0, 0, 0, 0], "attempts": [0, 1, 1, 1]}
-    one = {name: for_typst(found[name].printed[0], wide.get(name)) for name in (*wide, "ladder", "cases", "timeline")}
+    one = {
+        name: publish.for_typst(found[name].printed[0], wide.get(name))
+        for name in (*wide, "ladder", "cases", "timeline")
+    }
     return {
         "title": f"Gated DeltaNet prefill on {run.info['gpu']['name']}",
         "origin": present.origin(run),
         **one,
         "stages": _stages(run, found["changes"].printed),
-        "counters": [for_typst(table, [0, 0, 1] + [0] * 9, size=7) for table in found["counters"].printed],
-        "peers": [for_typst(table) for table in found["libraries"].printed],
-        "environment": for_typst(present.environment(run), [0, 1]),
+        "counters": [publish.for_typst(table, [0, 0, 1] + [0] * 9, size=7) for table in found["counters"].printed],
+        "peers": [publish.for_typst(table) for table in found["libraries"].printed],
+        "environment": publish.for_typst(present.environment(run), [0, 1]),
         "commands": commands(run),
     }
 
@@ -129,7 +118,7 @@ def content(run: Run) -> dict:
 def _stages(run: Run, changes: list[present.Table]) -> list[dict]:
     """A stage per rung that was timed, with what its file, the benchmark, the counters and the user say of it."""
     remarks, case = prose.remarks(prose.REMARKS, run.variants), tables.most_work(run)
-    moved = {table.head[4]: for_typst(table, [0, 0, 1, 0, 0, 0], size=7.5) for table in changes}
+    moved = {table.head[4]: publish.for_typst(table, [0, 0, 1, 0, 0, 0], size=7.5) for table in changes}
     return [
         {
             "name": name,
@@ -142,34 +131,6 @@ def _stages(run: Run, changes: list[present.Table]) -> list[dict]:
         }
         for name in tables.rungs(run)
     ]
-
-
-def write_pdf(template: Path, content: Mapping, figures: Mapping[str, Path], path: Path) -> None:
-    """Lay a report out with Typst: `content` and the SVGs `figures`, by the names that the template has for them."""
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder)
-        data = {**content, "figures": {name: figure.name for name, figure in figures.items()}}
-        (root / "data.json").write_text(json.dumps(data), encoding="utf-8")
-        for source in (LAYOUT, template, *figures.values()):
-            shutil.copy(source, root)
-        typst.compile(root / template.name, output=path, root=root, ignore_system_fonts=True)
-
-
-def write_tables(found: Mapping[str, Part], folder: Path) -> None:
-    """Each part as name.md and name.tex, as it is printed, and name.csv, its numbers in base units; none if empty."""
-    folder.mkdir()
-    for name, part in found.items():
-        if part.frame.empty:
-            continue
-        (folder / f"{name}.md").write_text(present.markdown(*part.printed) + "\n", encoding="utf-8")
-        (folder / f"{name}.tex").write_text(present.latex(*part.printed), encoding="utf-8")
-        part.frame.to_csv(folder / f"{name}.csv", index=False, float_format="%.6g")
-
-
-def write_figures(found: Mapping[str, Figure], folder: Path) -> dict[str, Path]:
-    """Each figure as SVG, PDF and PNG; the paths of the SVGs by name."""
-    folder.mkdir()
-    return {name: style.save(figure, folder, name)[0] for name, figure in found.items()}
 
 
 def commands(run: Run) -> list[tuple[str, str]]:
@@ -192,52 +153,43 @@ def write(run: Run, out: Path) -> list[Path]:
         BadRun: the run holds no benchmark that can be compared.
         BadProse: remarks or attempts can't be read.
     """
-    return staged(out, lambda stage: _write(run, stage))
+    return publish.staged(out, lambda stage: _write(run, stage))
 
 
 def _write(run: Run, stage: Path) -> None:
-    write_tables(parts(run), stage / "tables")
-    svgs = write_figures(figures(run), stage / "figures")
-    write_pdf(TEMPLATE, content(run), svgs, stage / "report.pdf")
-
-
-def staged(out: Path, write: Callable[[Path], None]) -> list[Path]:
-    """Let `write` fill a folder beside `out`'s files, then move each file into its place; return their paths."""
-    out.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=out, prefix=".") as folder:
-        stage = Path(folder)
-        write(stage)
-        moved = []
-        for path in sorted(path for path in stage.rglob("*") if path.is_file()):
-            target = out / path.relative_to(stage)
-            target.parent.mkdir(exist_ok=True)
-            moved.append(path.replace(target))
-        return moved
+    publish.write_tables(parts(run), stage / "tables")
+    svgs = publish.write_figures(figures(run), stage / "figures")
+    publish.write_pdf(TEMPLATE, content(run), svgs, stage / "report.pdf")
 
 
 @command
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description="Turn a run into a PDF, tables and figures.")
-    parser.add_argument("--run", type=Path, default=DEFAULT, help="a run folder; the recorded H200 run if left out")
+    parser = argparse.ArgumentParser(description="Turn a run, or two to compare, into a PDF, tables and figures.")
+    parser.add_argument("--run", default=str(DEFAULT), help="a run folder, or two with a comma between them")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "report")
     options = parser.parse_args()
-    run = load(options.run)
-    quoted = run.folder.resolve() == DEFAULT.resolve()  # README.md quotes the recorded run and no other
+    runs = [load(folder) for folder in options.run.split(",")]
+    if len(runs) > 1:
+        paths = compare.write(runs, options.out)
+        print(compare.headline(*runs))
+    else:
+        paths = _report(runs[0], options.out)
+    print("\n".join(map(str, paths)))
+
+
+def _report(run: Run, out: Path) -> list[Path]:
+    """Write a run's report, print its results, and quote them in README.md where it is the recorded run."""
+    quoted = run.folder.resolve() == DEFAULT.resolve()
     readme = with_results(README.read_text(encoding="utf-8"), results(run)) if quoted else None
-    paths = write(run, options.out)
+    paths = write(run, out)
     if quoted:
         draft = README.with_suffix(".md.new")
         draft.write_text(readme, encoding="utf-8")
         draft.replace(README)
         paths.append(README)
     print(results(run))
-    print("\n".join(map(str, paths)))
-
-
-def for_typst(table: present.Table, widths: list[int] | None = None, size: float = 8) -> dict:
-    """A table as the template takes it; `widths` are shares of the line, 0 for as wide as the content."""
-    return {**asdict(table), "blocks": table.blocks, "widths": widths or [0] * len(table.head), "size": size}
+    return paths
 
 
 if __name__ == "__main__":
