@@ -195,9 +195,7 @@ def figure(a: Run, b: Run) -> Figure:
             for place, time, spread, name, hatch in bars:
                 whisker = {"xerr": 1e6 * time * spread, "error_kw": {"lw": 0.8}}
                 left.barh(y + place, 1e6 * time, 0.38, **{**style.fill(row.variant), **hatch}, **whisker)
-                left.text(
-                    1e6 * time * (1 + spread), y + place, f" {microseconds(time)} {name}", va="center", fontsize=6
-                )
+                style.label(left, 1e6 * time * (1 + spread), y + place, f"{microseconds(time)} {name}", fontsize=6)
             right.plot([row.ratio_min, row.ratio_max], [y, y], color=style.FAINT, lw=0.8)
             right.plot(row.ratio, y, "o", ms=5, mfc=style.colour(row.variant), mec=style.INK, mew=0.5)
             right.text(row.ratio, y - 0.18, times(row.ratio), ha="center", va="bottom", fontsize=6.5)

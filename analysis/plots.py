@@ -120,7 +120,7 @@ def _means(axes: Axes, mean: pd.DataFrame) -> None:
     for y, row in enumerate(mean.itertuples()):
         axes.barh(y, row.speedup, **style.fill(row.variant))
         label = with_spread(times(row.speedup), row.speedup_spread) if y else "1×"
-        axes.text(row.speedup, y, f" {label}", va="center")
+        style.label(axes, row.speedup, y, label)
         for x, value in zip(_BESIDE, (times(row.step), percent(row.light_share)), strict=True):
             axes.text(x, y, value, transform=beside, ha="right", va="center")
     axes.axvline(1, color=style.INK, lw=0.6, ls=":")
@@ -138,7 +138,7 @@ def _case(axes: Axes, part: pd.DataFrame, case: Case, rungs: list[str], run: Run
         time = part.loc[variant, "time_s"] * 1e6
         whisker = time * part.loc[variant, "spread"]
         axes.barh(y, time, xerr=whisker, error_kw={"lw": 0.8}, **style.fill(variant))
-        axes.text(time + whisker, y, f" {time:.0f}", va="center", fontsize=6.5)
+        style.label(axes, time + whisker, y, f"{time:.0f}", fontsize=6.5)
     axes.axvline(work.speed_of_light(work.core(case), run.ceilings) * 1e6, color=style.INK, lw=0.8, ls="--")
     axes.set_xlim(0, 1.3 * part["time_s"].max() * 1e6)  # room for the label of the longest bar
     axes.locator_params(axis="x", nbins=3)

@@ -63,11 +63,10 @@ def resources_figure(run: Run, case: str | None) -> Figure:
     title = f"An SM has room for {limit(found.iloc[-1], f' of {found.index[-1]}, limited by ')}"
     with style.look():
         figure = style.headed(1.0 + _ROW * len(found), f"{title} ({case})")
-        occupancy, *others = figure.subplots(1, 1 + len(panels), sharey=True, width_ratios=[2, 1, 1, 1])
+        occupancy, *others = figure.subplots(1, 1 + len(panels), sharey=True)
         for y, (variant, row) in enumerate(found.iterrows()):
             occupancy.barh(y, 100 * row["occupancy"], **style.fill(variant))
-            text = f" {percent(row['occupancy'])}, {limit(row)}"
-            occupancy.text(100 * row["occupancy"], y, text, va="center", fontsize=6.5)
+            occupancy.text(104, y, f"{percent(row['occupancy'])}, {limit(row)}", va="center", fontsize=6.5)
             for axes, (name, (_, scale, most)) in zip(others, panels.items(), strict=True):
                 end = scale * max(most, found[name].max())
                 axes.barh(y, scale * row[name], **style.fill(variant))
@@ -77,9 +76,9 @@ def resources_figure(run: Run, case: str | None) -> Figure:
             axes.axvline(scale * most, color=style.INK, lw=0.8, ls="--")
             axes.set_xlabel(label)
             axes.locator_params(axis="x", nbins=3)
-        occupancy.set_xlim(0, 125)  # room for the labels
+        occupancy.set_xlim(0, 100)
         occupancy.set_xticks([0, 50, 100])
-        occupancy.set_xlabel("Occupancy, % of an SM's warps,\nand the CTAs that fit")
+        occupancy.set_xlabel("Occupancy, % of warps,\nand the CTAs that fit")
         occupancy.set_yticks(range(len(found)), found.index)
         occupancy.set_ylim(len(found) - 0.4, -0.6)
     return figure
@@ -101,7 +100,7 @@ def _panels(found: pd.DataFrame, title: str, case: str, text, end: float) -> Fig
     for axes, (variant, row) in zip(grid, found.iterrows(), strict=True):
         for y, value in enumerate(row):
             axes.barh(y, value, **style.fill(variant))
-            axes.text(value, y, f" {text(value)}", va="center", fontsize=6.5)
+            style.label(axes, value, y, text(value), fontsize=6.5)
         axes.set_title(variant, fontsize=7.5)
         axes.set_xlim(0, 1.3 * end)
         axes.locator_params(axis="x", nbins=2)

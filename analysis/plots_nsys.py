@@ -70,9 +70,7 @@ def shares_figure(run: Run) -> Figure:
                     (right, row["host_s"] / row["projected_s"]),
                 ):
                     axes.barh(place, 100 * ratio, height, **style.fill(name))
-                    axes.text(
-                        100 * ratio, place, f" {100 * ratio:.0f} {name}", va="center", fontsize=6, bbox=style.BLANK
-                    )
+                    style.label(axes, 100 * ratio, place, f"{100 * ratio:.0f} {name}", fontsize=6)
         left.set_yticks(range(len(cases)), cases)
         left.set_ylim(len(cases) - 0.4, -0.6)
         left.set_xlim(0, 130 * share["share"].max())

@@ -65,7 +65,8 @@ def figure(run: Run) -> Figure:
     with style.look():
         result = style.headed(0.5 + 2.5 * lines, title)
         grid = result.subplots(lines, _PANELS, sharex=True, sharey=True, squeeze=False).ravel()
-        x = (everything["intensity"].min() / 3, everything["intensity"].max() * 12)  # room for labels at the right
+        ridge = run.ceilings.flops_per_second / run.ceilings.bytes_per_second
+        x = (min(ridge / 5, everything["intensity"].min()) / 3, max(ridge, everything["intensity"].max()) * 12)
         y = (everything["rate"].min() / 2, run.ceilings.flops_per_second * 2.5)
         for axes, case in zip(grid, cases, strict=False):
             axes.set(xscale="log", yscale="log", xlim=x, ylim=y)

@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import fmean
 
 import matplotlib
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 WIDTH = 7.2  # inches: the text width of an A4 page
@@ -81,6 +82,11 @@ def message(text: str) -> Figure:
         figure = Figure(figsize=(WIDTH, 0.5))
         figure.text(0.01, 0.5, textwrap.fill(text, 110), va="center", color=FAINT)
     return figure
+
+
+def label(axes: Axes, x: float, y: float, text: str, **how) -> None:
+    """Write `text` beside the end of a bar, legible where a line passes behind it."""
+    axes.annotate(text, (x, y), (2.5, 0), textcoords="offset points", va="center", bbox=BLANK, **how)
 
 
 def apart(wanted: Sequence[float], gap: float) -> list[float]:

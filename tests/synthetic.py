@@ -53,7 +53,7 @@ def rows(times: Times, profiled: tuple[str, ...]) -> list[dict]:
 
 
 def _profile(variant: str, case: str, time: float) -> list[dict]:
-    """Kernels that share the time evenly, with a tenth of the span idle; each moves 30 MB.
+    """Kernels that share the time evenly, with a tenth of the span idle; each moves 30 MB and computes 6 GFLOP.
 
     The host needs 50 µs a phase; the GPU begins 20 µs after a range opens, and idles before its last kernel.
     """
@@ -63,7 +63,8 @@ def _profile(variant: str, case: str, time: float) -> list[dict]:
         for name, metric in METRICS.items()
         if metric.unit != "second" and not name.startswith("stall_")
     }
-    counters |= {"duration": time / len(kernels), "dram_read": 20e6, "dram_write": 10e6, **STALLS}
+    counters |= {"duration": time / len(kernels), "dram_read": 20e6, "dram_write": 10e6, "tensor_flops": 6e9, **STALLS}
+    counters |= {"waves": 0.5, "limit_registers": 1, "limit_shared_memory": 1}
     for kernel in kernels:
         where = (RUN, GPU, "ncu", variant, case, "core")
         found += [schema.row(*where, name, METRICS[name].unit, value, kernel) for name, value in counters.items()]
