@@ -47,18 +47,18 @@ def timeline_figure(run: Run, case: str | None) -> Figure:
 
 
 def shares_figure(run: Run) -> Figure:
-    """By case, for the first rung and the fastest: preprocessing's share of a full forward; host against GPU time."""
+    """By case, for the first rung, the fastest and the last: preprocessing's share in full; host against GPU time."""
     share = tables.preprocessing(run).set_index(["case", "variant"])
     if share.empty:
         return style.message(absent("Nsight Systems", "nsys"))
     core = tables.timeline(run).query("phase == 'core'").set_index(["case", "variant"])
     totals = core.groupby("variant", sort=False)["kernel_s"].sum().reindex(run.rungs).dropna()
-    shown = list(dict.fromkeys((totals.index[0], totals.idxmin())))
+    shown = list(dict.fromkeys((totals.index[0], totals.idxmin(), totals.index[-1])))
     cases = [case for case in run.cases if case in share.index.get_level_values("case")]
-    most = share.xs(shown[-1], level="variant")["share"]
-    title = f"With {shown[-1]}, preprocessing is {percent(most.min())} to {percent(most.max())} of a full forward"
+    most = share.xs(totals.idxmin(), level="variant")["share"]
+    title = f"With {totals.idxmin()}, preprocessing is {percent(most.min())} to {percent(most.max())} of a full forward"
     with style.look():
-        figure = style.headed(1.0 + 0.3 * len(cases), title)
+        figure = style.headed(1.0 + (0.05 + 0.13 * len(shown)) * len(cases), title)
         left, right = figure.subplots(1, 2, sharey=True)
         height = 0.8 / len(shown)
         for y, case in enumerate(cases):
