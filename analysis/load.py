@@ -119,7 +119,7 @@ def _check_bench(run: Run) -> None:
     if bench.empty:
         return
     measured = set(zip(bench["variant"], bench["case"], bench["metric"], strict=True))
-    for variant, case, metric in product(run.variants, bench["case"].unique(), schema.BENCH_METRICS):
+    for variant, case, metric in product(run.rungs, bench["case"].unique(), schema.BENCH_METRICS):
         if (variant, case) not in run.skipped and (variant, case, metric) not in measured:
             raise BadRun(
                 f"{run.folder / 'measurements.csv'}: {metric} of {variant} on {case} was expected, or a skip in "

@@ -49,7 +49,7 @@ def timeline_figure(run: Run, case: str | None) -> Figure:
 def shares_figure(run: Run) -> Figure:
     """By case, for the first rung, the fastest and the last: preprocessing's share in full; host against GPU time."""
     share = tables.preprocessing(run).set_index(["case", "variant"])
-    if share.empty:
+    if share.empty or tables.shortest(run) is None:
         return style.message(absent("Nsight Systems", "nsys"))
     core = tables.timeline(run).query("phase == 'core'").set_index(["case", "variant"])
     totals = core.groupby("variant", sort=False)["kernel_s"].sum().reindex(run.rungs).dropna()

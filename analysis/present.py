@@ -99,7 +99,7 @@ def ladder(run: Run) -> Table:
         if case not in frame.index:
             continue
         fastest = frame.loc[case]["time_s"].idxmin()
-        shown = [name for name in run.variants if (case, name) in frame.index or (name, case) in run.skipped]
+        shown = [name for name in run.rungs if (case, name) in frame.index or (name, case) in run.skipped]
         for i, variant in enumerate(shown):
             start = [case if i == 0 else "", variant]
             if (case, variant) not in frame.index:
@@ -122,7 +122,9 @@ def ladder(run: Run) -> Table:
         "Time is the median of CUDA-graph replays, out of the L2 cache; eager is that of single calls, with Python, "
         "allocation and launch. ± is half the interquartile range; of a speed-up, that of its round-by-round ratios."
     )
-    skips = [f" {variant} skips {case}: {reason}." for (variant, case), reason in run.skipped.items()]
+    skips = [
+        f" {variant} skips {case}: {reason}." for (variant, case), reason in run.skipped.items() if variant in run.rungs
+    ]
     return Table(
         title="By case",
         head=["Case", "Rung", "Time, µs", "Eager, µs", f"vs {first}", "vs previous", "Of speed of light"],
@@ -394,9 +396,9 @@ def _counters(case: str, frame: pd.DataFrame) -> Table:
 
 
 def absent(tool: str, part: str) -> str:
-    """What to do about a run that a profiler has no rows in."""
+    """What to do about a run without the rows of a profiler that something is made of."""
     remedy = f"On a machine with a GPU, make record PART={part} adds them to the recorded run"
-    return f"This run holds no rows of {tool}. {remedy}; make {part} profiles into a run of its own."
+    return f"This run lacks the rows of {tool} for this. {remedy}; make {part} profiles into a run of its own."
 
 
 def _ceilings(run: Run) -> str:

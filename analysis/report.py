@@ -10,6 +10,7 @@ with one set of package versions.
 from __future__ import annotations
 
 import argparse
+from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
@@ -91,24 +92,21 @@ def figures(run: Run) -> dict[str, Figure]:
     return found
 
 
-def content(run: Run) -> dict:
-    """What the PDF says but for its figures, as the template takes it.
+def content(run: Run, found: Mapping[str, publish.Part]) -> dict:
+    """What the PDF says but for its figures, as the template takes it; `found` are the run's `parts`.
 
     Raises:
-        BadRun, BadProse: see `parts` and analysis.prose.
+        BadProse: see analysis.prose.remarks.
     """
-    found = parts(run)
     wide = {"rungs": [0, 1, 0, 0, 0, 0], "formulations": [1, 0, 0, 0, 0], "attempts": [0, 1, 1, 1]}
-    one = {
-        name: publish.for_typst(found[name].printed[0], wide.get(name))
-        for name in (*wide, "ladder", "cases", "timeline")
-    }
+    one = {name: publish.for_typst(found[name].printed[0], wide.get(name)) for name in (*wide, "ladder", "cases")}
     return {
         "title": f"Gated DeltaNet prefill on {run.info['gpu']['name']}",
         "origin": present.origin(run),
         **one,
         "stages": _stages(run, found["changes"].printed),
         "counters": [publish.for_typst(table, [0, 0, 1] + [0] * 9, size=7) for table in found["counters"].printed],
+        "timeline": publish.for_typst(found["timeline"].printed[0], size=7),
         "peers": [publish.for_typst(table) for table in found["libraries"].printed],
         "environment": publish.for_typst(present.environment(run), [0, 1]),
         "commands": commands(run),
@@ -157,9 +155,10 @@ def write(run: Run, out: Path) -> list[Path]:
 
 
 def _write(run: Run, stage: Path) -> None:
-    publish.write_tables(parts(run), stage / "tables")
+    found = parts(run)
+    publish.write_tables(found, stage / "tables")
     svgs = publish.write_figures(figures(run), stage / "figures")
-    publish.write_pdf(TEMPLATE, content(run), svgs, stage / "report.pdf")
+    publish.write_pdf(TEMPLATE, content(run, found), svgs, stage / "report.pdf")
 
 
 @command

@@ -53,14 +53,14 @@ def ladder(run: Run) -> pd.DataFrame:
             f"{', '.join(run.frame['tool'].unique())} only: add it with `make bench`, or name another run"
         )
     samples = {key: rows.set_index("sample")["value"] for key, rows in bench.groupby(["metric", "case", "variant"])}
-    rows = []
+    rows, timed = [], rungs(run)
     for case in run.cases:
         floor = work.speed_of_light(work.core(CASES[case]), run.ceilings)
-        ran = [variant for variant in rungs(run) if ("latency_graph", case, variant) in samples]
+        ran = [variant for variant in timed if ("latency_graph", case, variant) in samples]
         graph = {variant: samples["latency_graph", case, variant] for variant in ran}
         for variant, before in zip(ran, [None, *ran], strict=False):
             time = graph[variant].median()
-            speedup, speedup_spread = _ratio(graph.get(rungs(run)[0]), graph[variant])
+            speedup, speedup_spread = _ratio(graph.get(timed[0]), graph[variant])
             step, step_spread = _ratio(graph.get(before), graph[variant])
             rows.append(
                 {

@@ -53,7 +53,7 @@ assert set(load.load("profile").rows("ncu")["kernel"]) == {{kernel}}
 times = {{name: {{case: 1e-3 / (i + 1)}} for i, name in enumerate(variants.LADDER)}}
 times["mine"][case] = 4e-4  # neither the first nor the fastest
 recorded = load.load(synthetic.write_run(Path("run"), times, profiled=(case,)))
-stage = report.content(recorded)["stages"][-1]
+stage = report.content(recorded, report.parts(recorded))["stages"][-1]
 assert (stage["name"], bool(stage["docstring"])) == ("mine", True)
 report.write(recorded, Path("out"))
 from matplotlib.text import Text

@@ -55,6 +55,10 @@ def remarks(tmp_path, monkeypatch):
     return path
 
 
+def content(run):
+    return report.content(run, report.parts(run))
+
+
 def files(out):
     return {str(path.relative_to(out)) for path in out.rglob("*") if path.is_file()}
 
@@ -98,7 +102,7 @@ def test_every_table_is_also_markdown_latex_and_numbers(folder, tmp_path):
 
 def test_a_stage_has_what_was_said_measured_and_counted(folder, remarks):
     remarks.write_text("# fused\n\nWhat *I* saw.\n", encoding="utf-8")
-    naive, fused = report.content(load.load(folder))["stages"]
+    naive, fused = content(load.load(folder))["stages"]
     assert (fused["name"], fused["label"]) == ("fused", "the idea of fused")
     assert fused["docstring"] == prose.docstring("fused")
     assert "It is 4.00× ±0% as fast as naive" in fused["effect"]
@@ -118,8 +122,8 @@ def test_remarks_survive_and_awkward_ones_do_not_break_the_layout(folder, remark
 
 def test_libraries_have_their_section_where_a_run_has_them(tmp_path):
     times = {**TIMES, "fla": {CASE: 2e-4}}
-    with_peers = report.content(load.load(synthetic.write_run(tmp_path / "with", times)))
-    without = report.content(load.load(synthetic.write_run(tmp_path / "without", TIMES)))
+    with_peers = content(load.load(synthetic.write_run(tmp_path / "with", times)))
+    without = content(load.load(synthetic.write_run(tmp_path / "without", TIMES)))
     assert [table["title"] for table in with_peers["peers"]] == ["Libraries and the fastest rung"]
     assert without["peers"] == []
     assert [stage["name"] for stage in with_peers["stages"]] == ["naive", "fused"]
@@ -246,8 +250,8 @@ def printed_numbers(content, rows):
 
 
 def test_ten_numbers_at_random_come_from_rows_of_the_tidy_table():
-    content = report.content(load.load(load.DEFAULT))
-    found = printed_numbers(content, rows_of_the_recorded_run())
+    printed = content(load.load(load.DEFAULT))
+    found = printed_numbers(printed, rows_of_the_recorded_run())
     assert len(found) > 300
     for where, text, expected in random.sample(found, 10):
         number = re.match(r"[\d.]+", text)[0]
