@@ -5,10 +5,11 @@
 #   RUN      the folder of a run, to report or diff; two with a comma to compare in a report
 #   OUT      a new folder for what is measured
 .DEFAULT_GOAL := help
-.PHONY: help env test test-gpu lint compile bench ncu nsys record notebooks report diff clean
+.PHONY: help env test test-gpu lint compile bench peers ncu nsys record notebooks report diff clean
 .DELETE_ON_ERROR:
 
 VARIANT ?= all
+SUITE ?= lab
 RUN ?= profiling/recorded/h200
 with_out = $(if $(OUT),--out $(OUT))
 with_case = $(if $(CASE),--case $(CASE))
@@ -22,6 +23,7 @@ else
 py := .venv/bin/python
 everything := .venv/everything.stamp
 reporting := .venv/reporting.stamp
+comparing := .venv/comparing.stamp
 endif
 
 help: ## list the targets
@@ -54,13 +56,16 @@ compile: $(everything) ## compile VARIANT for CASE into TileLang's cache; print 
 bench: $(everything) ## check and time VARIANT=all on CASE=lab with both clocks
 	$(py) -m profiling.bench --variant $(VARIANT) $(with_case) $(with_out)
 
+peers: $(comparing) ## the last rung beside FlashQLA, FLA and FlashInfer, core and full, on SUITE=lab (or qwen)
+	$(py) -m profiling.bench --peers --variant $(if $(filter all,$(VARIANT)),last,$(VARIANT)) --case $(SUITE) $(with_out)
+
 ncu: $(everything) ## Nsight Compute on VARIANT=all, CASE=wide_gva_state: report, CSV, a table
 	$(py) -m profiling.ncu --variant $(VARIANT) $(with_case) $(if $(SET),--set $(SET)) $(with_out)
 
 nsys: $(everything) ## Nsight Systems on VARIANT=all, CASE=lab: report, sqlite, time per NVTX range
 	$(py) -m profiling.nsys --variant $(VARIANT) $(with_case) $(with_out)
 
-record: $(everything) ## bench, ncu and nsys into profiling/recorded/<gpu> or OUT; PART=bench|ncu|nsys|rows does one of them
+record: $(comparing) ## bench, peers, cold start, ncu, nsys into profiling/recorded/<gpu> or OUT; PART=bench|cold|ncu|nsys|rows: one of them
 	$(py) -m profiling.record $(if $(PART),--part $(PART)) $(if $(REPLACE),--replace) $(with_out)
 
 clean: ## remove .venv, build and caches; results and recorded runs stay
@@ -78,3 +83,7 @@ clean: ## remove .venv, build and caches; results and recorded runs stay
 .venv/everything.stamp: pyproject.toml requirements.lock | .venv/bin/python
 	$(py) -m pip install --quiet --disable-pip-version-check -c requirements.lock -e '.[gpu,notebooks,reports,dev]'
 	@touch $@ .venv/reporting.stamp
+
+.venv/comparing.stamp: .venv/everything.stamp
+	$(py) -m pip install --quiet --disable-pip-version-check -c requirements.lock -e '.[peers]'
+	@touch $@

@@ -34,7 +34,7 @@ def check(runs: list[Run]) -> None:
     """Refuse what would compare unlike things.
 
     Raises:
-        NoComparison: not two runs, the same run twice, protocols that differ, or no case of a rung in common.
+        NoComparison: not two runs, one run twice, times that were taken differently, or no case of a rung in common.
         BadRun: a run without a benchmark.
     """
     names = ", ".join(str(run.folder) for run in runs)
@@ -43,13 +43,12 @@ def check(runs: list[Run]) -> None:
     a, b = runs
     if a.info["run"] == b.info["run"]:
         raise NoComparison(f"two runs were expected, found {a.info['run']} twice ({names}): name another one")
-    for word in sorted({*a.info["protocol"], *b.info["protocol"]} - {"ncu", "nsys"}):
-        said = [run.info["protocol"].get(word, "nothing") for run in runs]
-        if said[0] != said[1]:
-            raise NoComparison(
-                f"runs with one protocol were expected, found for {word} {said[0]!r} in {a.folder} and {said[1]!r} in "
-                f"{b.folder}: measure one of them again, with the same commands"
-            )
+    said = [run.info["protocol"].get("graph", "nothing") for run in runs]
+    if said[0] != said[1]:
+        raise NoComparison(
+            f"times of the graph clock taken in one way were expected, found {said[0]!r} in {a.folder} and {said[1]!r} "
+            f"in {b.folder}: measure one of them again, with the same commands"
+        )
     if _joined(a, b).empty:
         raise NoComparison(
             f"rungs timed on the same cases were expected in {a.folder} and {b.folder}, found "

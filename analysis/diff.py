@@ -250,7 +250,7 @@ def main() -> None:
     parser.add_argument("--run", type=Path, default=DEFAULT, help="a run folder; the recorded H200 run if left out")
     options = parser.parse_args()
     run = load(options.run)
-    a, b = options.a or run.rungs[-2:][0], options.b or run.rungs[-1]
+    a, b = options.a or run.variants[-2:][0], options.b or run.variants[-1]
     printed = explain(run, a, b, options.case)
     print(f"{headline(run, a, b, options.case)}\n\n{present.markdown(*printed)}\n\n{present.origin(run)}")
 

@@ -14,7 +14,6 @@ from profiling import schema
 from profiling.run import RECORDED, BadRun, read_info
 
 DEFAULT = RECORDED / "h200"  # the run that README.md quotes
-PEERS = ("flashqla", "flashqla_nocp", "fla", "flashinfer", "flashinfer_nocp")  # libraries: no rungs
 
 
 @dataclass(frozen=True)
@@ -31,20 +30,37 @@ class Run:
         return list(self.info["variants"])
 
     @property
-    def rungs(self) -> list[str]:
-        """The variants that are stages of the ladder, a user's own included; libraries are not."""
-        return [name for name in self.variants if name not in PEERS]
-
-    @property
     def cases(self) -> list[str]:
         """Every case with a row or a skip, in the order of kernels.problem."""
-        named = set(self.frame["case"]) | {case for _, case in self.skipped}
+        named = set(self.frame["case"]) | {skip["case"] for skip in self.info.get("skipped", [])}
         return [case for case in CASES if case in named]
 
     @property
+    def peers(self) -> dict[str, str]:
+        """Every public library that was measured too, and what tables call it."""
+        return self.info.get("peers", {})
+
+    @property
+    def ladder_cases(self) -> list[str]:
+        """The cases whose core every rung was to run, in the order of kernels.problem."""
+        whole = {plan["case"] for plan in self._planned("core") if set(self.variants) <= set(plan["variants"])}
+        return [case for case in CASES if case in whole]
+
+    @property
     def skipped(self) -> dict[tuple[str, str], str]:
-        """The reason by (variant, case)."""
-        return {(skip["variant"], skip["case"]): skip["reason"] for skip in self.info.get("skipped", [])}
+        """The reason by (variant, case), for the core."""
+        return self.skipped_in("core")
+
+    def skipped_in(self, phase: str) -> dict[tuple[str, str], str]:
+        """Who was not timed in a phase: the reason by (variant, case)."""
+        return {
+            (skip["variant"], skip["case"]): skip["reason"]
+            for skip in self.info.get("skipped", [])
+            if skip["phase"] == phase
+        }
+
+    def _planned(self, phase: str) -> list[dict]:
+        return [plan for plan in self.info["planned"] if plan["phase"] == phase]
 
     @property
     def ceilings(self) -> Ceilings:
@@ -75,7 +91,7 @@ def load(folder: str | Path) -> Run:
         BadTable: measurements.csv is missing or refused by profiling.schema.
     """
     folder = Path(folder)
-    run = Run(folder, read_info(folder), schema.read(folder / "measurements.csv"))
+    run = Run(folder, read_info(folder), schema.read(schema.stored(folder)))
     _check_identity(run)
     _check_variants(run)
     _check_bench(run)
@@ -100,13 +116,13 @@ def _check_identity(run: Run) -> None:
 
 
 def _check_variants(run: Run) -> None:
-    present, named = set(run.frame["variant"]), set(run.variants)
+    present, named = set(run.frame["variant"]), {*run.variants, *run.peers}
     if present - named:
         raise BadRun(
-            f"{run.folder / 'measurements.csv'}: variants named in run.json ({', '.join(run.variants)}) were expected, "
-            f"found rows of {', '.join(sorted(present - named))}: measure all that is compared in one run"
+            f"{schema.stored(run.folder)}: variants named in run.json ({', '.join([*run.variants, *run.peers])}) were "
+            f"expected, found rows of {', '.join(sorted(present - named))}: measure all that is compared in one run"
         )
-    silent = named - present - {variant for variant, _ in run.skipped}
+    silent = set(run.variants) - present - {skip["variant"] for skip in run.info.get("skipped", [])}
     if silent:
         raise BadRun(
             f"{run.folder / 'run.json'}: rows or a skip of every variant were expected, found neither of "
@@ -115,14 +131,17 @@ def _check_variants(run: Run) -> None:
 
 
 def _check_bench(run: Run) -> None:
-    bench = run.rows("bench", "core")
+    bench = run.rows("bench")
     if bench.empty:
         return
-    measured = set(zip(bench["variant"], bench["case"], bench["metric"], strict=True))
-    for variant, case, metric in product(run.rungs, bench["case"].unique(), schema.BENCH_METRICS):
-        if (variant, case) not in run.skipped and (variant, case, metric) not in measured:
+    measured = set(zip(bench["variant"], bench["case"], bench["phase"], bench["metric"], strict=True))
+    for plan, metric in product(run.info["planned"], schema.BENCH_METRICS):
+        case, phase = plan["case"], plan["phase"]
+        for variant in plan["variants"]:
+            if (variant, case) in run.skipped_in(phase) or (variant, case, phase, metric) in measured:
+                continue
             raise BadRun(
-                f"{run.folder / 'measurements.csv'}: {metric} of {variant} on {case} was expected, or a skip in "
+                f"{schema.stored(run.folder)}: {metric} of {variant} on {case} ({phase}) was expected, or a skip in "
                 "run.json, found neither: the run was cut short; measure again"
             )
     _ = run.ceilings  # every share of speed of light needs them

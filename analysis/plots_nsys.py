@@ -52,7 +52,7 @@ def shares_figure(run: Run) -> Figure:
     if share.empty or tables.shortest(run) is None:
         return style.message(absent("Nsight Systems", "nsys"))
     core = tables.timeline(run).query("phase == 'core'").set_index(["case", "variant"])
-    totals = core.groupby("variant", sort=False)["kernel_s"].sum().reindex(run.rungs).dropna()
+    totals = core.groupby("variant", sort=False)["kernel_s"].sum().reindex(run.variants).dropna()
     shown = list(dict.fromkeys((totals.index[0], totals.idxmin(), totals.index[-1])))
     cases = [case for case in run.cases if case in share.index.get_level_values("case")]
     most = share.xs(totals.idxmin(), level="variant")["share"]

@@ -63,7 +63,7 @@ def rungs(run: Run) -> Table:
     ladder = tables.ladder(run)
     mean = tables.geomean(ladder)
     first = mean["variant"].iloc[0]
-    left_out = [case for case in run.cases if case not in tables.shared_cases(ladder)]
+    left_out = [case for case in run.ladder_cases if case not in tables.shared_cases(ladder)]
     note = f"vs {first}: in brackets the lowest and highest case. ± is half the interquartile range."
     if left_out:
         note += f" Left out, because not every rung runs them: {', '.join(left_out)}."
@@ -99,7 +99,7 @@ def ladder(run: Run) -> Table:
         if case not in frame.index:
             continue
         fastest = frame.loc[case]["time_s"].idxmin()
-        shown = [name for name in run.rungs if (case, name) in frame.index or (name, case) in run.skipped]
+        shown = [name for name in run.variants if (case, name) in frame.index or (name, case) in run.skipped]
         for i, variant in enumerate(shown):
             start = [case if i == 0 else "", variant]
             if (case, variant) not in frame.index:
@@ -122,9 +122,7 @@ def ladder(run: Run) -> Table:
         "Time is the median of CUDA-graph replays, out of the L2 cache; eager is that of single calls, with Python, "
         "allocation and launch. ± is half the interquartile range; of a speed-up, that of its round-by-round ratios."
     )
-    skips = [
-        f" {variant} skips {case}: {reason}." for (variant, case), reason in run.skipped.items() if variant in run.rungs
-    ]
+    skips = [f" {variant} skips {case}: {reason}." for (variant, case), reason in run.skipped.items()]
     return Table(
         title="By case",
         head=["Case", "Rung", "Time, µs", "Eager, µs", f"vs {first}", "vs previous", "Of speed of light"],

@@ -133,8 +133,8 @@ def _stages(run: Run, changes: list[present.Table]) -> list[dict]:
 
 def commands(run: Run) -> list[tuple[str, str]]:
     """The commands behind such a report, and what each does."""
-    suites = [name for name, cases in SUITES.items() if [case.name for case in cases] == run.cases]
-    chosen = f"VARIANT={','.join(run.variants)} CASE={','.join(suites or run.cases)}"
+    suites = [name for name, cases in SUITES.items() if [case.name for case in cases] == run.ladder_cases]
+    chosen = f"VARIANT={','.join(run.variants)} CASE={','.join(suites or run.ladder_cases)}"
     return [
         (f"make bench {chosen}", "checks, then times; on the GPU, like the next three"),
         (f"make ncu {chosen}", "Nsight Compute's counters"),

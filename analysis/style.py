@@ -27,7 +27,7 @@ RUNGS = {
 }
 OTHER = "#2a1f4a"  # a variant of the user's own
 # The libraries: a colour each, hatched, and hatched the other way without sequence parallelism.
-_LIBRARIES = {"flashqla": "#b9a5d6", "fla": "#b5cc8e", "flashinfer": "#e6a5bd"}
+_LIBRARIES = {"flashqla": "#b9a5d6", "fla": "#b5cc8e", "flashinfer": "#e6a5bd", "token_loop": "#e4e0d4"}
 _HATCHES = {"": "////", "_nocp": "...."}
 INK, FAINT = "#1c1c1c", "#6b6b6b"
 BLANK = {"facecolor": "white", "edgecolor": "none", "pad": 0.5}  # behind a label that a line would cross

@@ -13,7 +13,7 @@ from __future__ import annotations
 import numpy as np
 import pandas as pd
 
-from analysis.load import PEERS, Run
+from analysis.load import Run
 from kernels import work
 from kernels.problem import CASES
 from profiling.metrics import LIMITS, METRICS, STALLS
@@ -29,7 +29,7 @@ COUNTERS = ["duration", "sm_throughput", "dram_throughput", "tensor_pipe", "occu
 def rungs(run: Run) -> list[str]:
     """The rungs that the core was timed with, in ladder order."""
     timed = set(run.rows("bench", "core")["variant"])
-    return [name for name in run.rungs if name in timed]
+    return [name for name in run.variants if name in timed]
 
 
 def ladder(run: Run) -> pd.DataFrame:
@@ -54,7 +54,7 @@ def ladder(run: Run) -> pd.DataFrame:
         )
     samples = {key: rows.set_index("sample")["value"] for key, rows in bench.groupby(["metric", "case", "variant"])}
     rows, timed = [], rungs(run)
-    for case in run.cases:
+    for case in run.ladder_cases:
         floor = work.speed_of_light(work.core(CASES[case]), run.ceilings)
         ran = [variant for variant in timed if ("latency_graph", case, variant) in samples]
         graph = {variant: samples["latency_graph", case, variant] for variant in ran}
@@ -178,7 +178,7 @@ def profile(run: Run, variant: str, case: str) -> dict[str, float]:
 
 def profiles(run: Run, case: str | None) -> pd.DataFrame:
     """`profile` of every rung that was profiled on this case: a row per rung in ladder order, a column per metric."""
-    found = {name: profile(run, name, case) for name in run.rungs}
+    found = {name: profile(run, name, case) for name in run.variants}
     return pd.DataFrame({name: values for name, values in found.items() if values}).T.rename_axis("variant")
 
 
@@ -201,12 +201,12 @@ def cases(run: Run) -> pd.DataFrame:
 
 
 def formulations(run: Run) -> pd.DataFrame:
-    """What each way to write the core asks for on the run's case with most arithmetic (kernels.work), a row each.
+    """What each way to write the core asks for on the ladder's case with most arithmetic (kernels.work), a row each.
 
     Columns: case; formulation; flops; bytes; intensity, FLOPs per byte; light_s, the time below which it can't run at
     this run's ceilings.
     """
-    case = max(run.cases, key=lambda name: work.core(CASES[name]).flops)
+    case = max(run.ladder_cases, key=lambda name: work.core(CASES[name]).flops)
     rows = [
         (case, name, asked.flops, asked.bytes, asked.flops / asked.bytes, work.speed_of_light(asked, run.ceilings))
         for name, asked in work.formulations(CASES[case]).items()
@@ -273,13 +273,14 @@ def libraries(run: Run) -> pd.DataFrame:
     """
     bench, rows = run.rows("bench"), []
     for (case, phase), part in bench.groupby(["case", "phase"]):
-        timed = [name for name in run.variants if name in set(part["variant"])]
-        if not set(timed) & set(PEERS):
-            continue
         samples = {key: rows["value"] for key, rows in part.groupby(["variant", "metric"])}
-        ours = [name for name in timed if name in run.rungs]
+        ours, theirs = (
+            [name for name in names if (name, "latency_graph") in samples] for names in (run.variants, run.peers)
+        )
+        if not theirs:
+            continue
         best = [min(ours, key=lambda name: samples[name, "latency_graph"].median())] if ours else []
-        for name in [*best, *(name for name in timed if name in PEERS)]:
+        for name in [*best, *theirs]:
             graph, eager = samples[name, "latency_graph"], samples[name, "latency_eager"]
             rows.append((case, phase, name, graph.median(), _spread(graph), eager.median()))
     columns = ["case", "phase", "variant", "time_s", "spread", "eager_s"]
@@ -299,7 +300,7 @@ def preprocessing(run: Run) -> pd.DataFrame:
 
 def _in_order(run: Run, frame: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     """Rows sorted by these columns: cases as in kernels.problem, variants as on the ladder, phases as they run."""
-    order = {name: i for i, name in enumerate([*run.cases, *run.variants, "preprocess", "core", "full"])}
+    order = {name: i for i, name in enumerate([*run.cases, *run.variants, *run.peers, "preprocess", "core", "full"])}
     return frame.sort_values(
         by, key=lambda column: column.map(lambda entry: order.get(entry, entry)), ignore_index=True
     )

@@ -130,6 +130,17 @@ class Inputs(NamedTuple):
     initial_state: torch.Tensor | None  # [B,Hv,128,128] FP32 as [dk,dv]
 
 
+@dataclass(frozen=True)
+class Implementation:
+    """An operator as the benchmark calls it. What it wants or gives in another form is converted outside the time."""
+
+    label: str  # what tables call it
+    forward: Callable[..., tuple]  # what is timed
+    convert: Callable[[Inputs], tuple]  # inputs of a case -> arguments of `forward`
+    result: Callable[[tuple, Inputs], tuple] = lambda returned, inputs: returned  # -> output, final_state
+    many_launches: bool = False  # thousands a call: a CUDA graph holds one call, not one per copy of the inputs
+
+
 def make_inputs(case: Case, device: str = "cuda", seed: int = 42) -> Inputs:
     """Random inputs of a case: drawn on the CPU, so that every machine and device gets the same ones.
 

@@ -1,13 +1,13 @@
 """What is right: the operator in PyTorch, three ways that must agree, and the check against them.
 
-All three take the raw log-gates, run on CPU or GPU and compute in FP64:
+All three take the raw log-gates, run on CPU or GPU and compute in FP64 unless told otherwise:
 
 - `recurrence`: token by token, the definition;
 - `chunkwise`: the formulas the kernels implement (Yang et al., "Gated Delta Networks", 2024, section 3.3);
 - `affine_scan`: chunks as affine maps of the state, composed by a parallel scan (Blelloch, "Prefix Sums and
   Their Applications", 1990).
 
-Each returns output [B,T,Hv,128] and final state [B,Hv,128,128] in FP64.
+Each returns output [B,T,Hv,128] and final state [B,Hv,128,128].
 """
 
 from __future__ import annotations
@@ -52,9 +52,12 @@ def check(actual: Result, expected: Result, elementwise: bool) -> dict[str, floa
     return errors
 
 
-def recurrence(q, k, v, g, beta, initial_state=None) -> Result:
-    """S' = exp(g_t) S;  S = S' + beta_t k_t^T (v_t - k_t S');  o_t = scale q_t S, one token after the other."""
-    q, k, v, g, beta, S = _heads_first(q, k, v, g, beta, initial_state)
+def recurrence(q, k, v, g, beta, initial_state=None, dtype=torch.float64) -> Result:
+    """S' = exp(g_t) S;  S = S' + beta_t k_t^T (v_t - k_t S');  o_t = scale q_t S, one token after the other.
+
+    `dtype` is that of the arithmetic and of what is returned.
+    """
+    q, k, v, g, beta, S = _heads_first(q, k, v, g, beta, initial_state, dtype)
     output = torch.empty_like(v)
     decay = g.exp()
     for t in range(q.shape[2]):
@@ -99,15 +102,15 @@ def affine_scan(q, k, v, g, beta, initial_state=None) -> Result:
     return c.join(SCALE * (c.gamma * (c.q @ before) + c.P @ Vnew)), after[:, :, -1]
 
 
-def _heads_first(q, k, v, g, beta, initial_state):
-    """FP64 copies as [B,Hv,T,...], query and key heads repeated, a zero state where none is given."""
+def _heads_first(q, k, v, g, beta, initial_state, dtype=torch.float64):
+    """Copies as [B,Hv,T,...], query and key heads repeated, a zero state where none is given."""
     B, _, Hv, _ = v.shape
     group = Hv // q.shape[2]
-    q, k = (x.double().repeat_interleave(group, dim=2).transpose(1, 2) for x in (q, k))
-    v, g, beta = (x.double().transpose(1, 2) for x in (v, g, beta))
+    q, k = (x.to(dtype).repeat_interleave(group, dim=2).transpose(1, 2) for x in (q, k))
+    v, g, beta = (x.to(dtype).transpose(1, 2) for x in (v, g, beta))
     if initial_state is None:
         return q, k, v, g, beta, v.new_zeros(B, Hv, HEAD_DIM, HEAD_DIM)
-    return q, k, v, g, beta, initial_state.double().clone()
+    return q, k, v, g, beta, initial_state.to(dtype, copy=True)
 
 
 class _Chunks:

@@ -1,15 +1,18 @@
-"""Check, then time: every variant on every case, with both clocks.
+"""Check, then time: every variant on every case, and on request the public libraries, with both clocks.
 
-    python -m profiling.bench [--variant all] [--case lab] [--out FOLDER]
+    python -m profiling.bench [--variant all] [--case lab] [--peers] [--out FOLDER]
 
-A case is run in one process on one GPU. Each variant must first match the FP64 recurrence on outputs that
-were poisoned with NaN; a wrong result ends the run with a non-zero exit code. Then all are timed,
-interleaved round by round, so that drift hits all alike:
+A case is run in one process on one GPU. Each implementation must first match the FP64 recurrence, on outputs that
+were poisoned with NaN where torch allocates them; a variant's wrong result ends the run with a non-zero exit code, a
+library's is noted and not timed. Then all of a phase are timed, interleaved round by round, so that drift hits all
+alike:
 
 - graph: a CUDA graph holds one call per copy of the inputs, and there are enough copies that a replay reads
   at least four times the L2 cache; a sample is one replay's time divided by its calls;
 - eager: one CUDA-event pair and one synchronize around each call, after 10 warm-ups; this includes Python,
   allocation and launch.
+
+With peers there is a second phase: full, from log-gates per token, where the last rung runs behind its preprocessing.
 """
 
 from __future__ import annotations
@@ -19,15 +22,16 @@ import statistics
 import time
 from collections.abc import Callable
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
 import variants
-from kernels import problem, work
+from kernels import peers, problem, work
 from kernels.errors import command
-from kernels.preprocess import CoreInputs, core_inputs
-from kernels.problem import Case, UnsupportedCase
+from kernels.preprocess import core_inputs
+from kernels.problem import Case, Implementation, Inputs, UnsupportedCase
 from kernels.reference import WrongResult, check, recurrence
 from profiling import run, schema
 
@@ -38,13 +42,15 @@ L2_MULTIPLE = 4  # a replay touches this many times the L2 cache
 
 PROTOCOL = {
     "graph": f"median of {GRAPH_SAMPLES} CUDA-graph replays; input copies rotated over {L2_MULTIPLE}x the L2 cache",
-    "eager": f"median of {EAGER_SAMPLES} calls after {EAGER_WARMUPS} warm-ups, one event pair and one synchronize each",
-    "order": "one process, variants interleaved round by round",
+    "eager": f"median of {EAGER_SAMPLES} calls (of the token loop {EAGER_SAMPLES // 10}) after {EAGER_WARMUPS} "
+    "warm-ups, one event pair and one synchronize each",
+    "order": "one process, all implementations of a phase interleaved round by round",
     "correctness": "before timing, against the FP64 token recurrence: relative L2 <= 5e-3; rtol = atol = 5e-3 on every "
     "element where all heads decay",
 }
 
-Forward = Callable[..., tuple[torch.Tensor, torch.Tensor]]
+# What each `convert` made of a case's inputs. Implementations that want the same share it.
+Arguments = dict[Callable[[Inputs], tuple], tuple]
 
 
 @contextmanager
@@ -58,57 +64,95 @@ def poisoned_memory():
         torch.use_deterministic_algorithms(was)
 
 
-def check_variants(
-    forwards: dict[str, Forward], case: Case, core: CoreInputs, expected
-) -> tuple[dict[str, dict[str, float]], dict[str, str]]:
-    """Compare each variant with the reference; return the errors of those that match, and who skips, and why.
+def implementations(names: tuple[str, ...]) -> dict[str, dict[str, Implementation]]:
+    """By phase: the core of every rung, and the last one behind its preprocessing."""
+    forwards = {name: variants.load(name).gdn_prefill_forward for name in names}
+
+    def full(*inputs):
+        return forwards[names[-1]](*core_inputs(Inputs(*inputs)))
+
+    return {
+        "core": {
+            name: Implementation(variants.label(name), forward, core_inputs) for name, forward in forwards.items()
+        },
+        "full": {names[-1]: Implementation(variants.label(names[-1]), full, tuple)},
+    }
+
+
+@dataclass(frozen=True)
+class Gate:
+    """Who passed on one case, with which arguments and errors, and who was left out, and why."""
+
+    arguments: Arguments
+    errors: dict[str, dict[str, float]]  # relative L2 error of output and final state, by implementation
+    skipped: dict[str, str]
+
+
+def gate(
+    ours: dict[str, Implementation], guests: dict[str, Implementation], case: Case, inputs: Inputs, expected
+) -> Gate:
+    """Compare every implementation with the reference. A guest that is wrong or fails is left out, not the end.
 
     Raises:
-        WrongResult: names case, variant, tensor and error.
+        WrongResult: one of ours is wrong; names it, the case, the tensor and the error.
     """
-    errors, skipped = {}, {}
-    for name, forward in forwards.items():
+    passed = Gate({}, {}, {})
+    for name, each in (ours | guests).items():
         try:
+            arguments = passed.arguments.get(each.convert) or each.convert(inputs)
             with poisoned_memory():
-                actual = forward(*core)
-            errors[name] = check(actual, expected, elementwise=case.decays)
+                actual = each.result(each.forward(*arguments), inputs)
+            passed.errors[name] = check(actual, expected, elementwise=case.decays)
+            passed.arguments[each.convert] = arguments
         except UnsupportedCase as reason:
-            skipped[name] = str(reason)
+            passed.skipped[name] = str(reason)
         except WrongResult as error:
-            raise WrongResult(
-                f"{name} on {case.name} ({case.shape}) is wrong, so nothing was timed: {error}; correct the variant"
-            ) from None
-    return errors, skipped
+            if name in ours:
+                raise WrongResult(
+                    f"{name} on {case.name} ({case.shape}) is wrong, so nothing was timed: {error}; correct the variant"
+                ) from None
+            passed.skipped[name] = f"wrong: {error}"
+        except Exception as error:
+            if name in ours:
+                raise
+            passed.skipped[name] = f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    return passed
 
 
-def time_variants(forwards: dict[str, Forward], core: CoreInputs) -> dict[str, dict[str, list[float]]]:
-    """Seconds of every sample, by variant and metric."""
-    copies = input_copies(core)
-    graphs = {name: _capture(forward, copies) for name, forward in forwards.items()}
-    samples = {name: {"latency_graph": [], "latency_eager": []} for name in forwards}
+def time_implementations(chosen: dict[str, Implementation], arguments: Arguments) -> dict[str, dict[str, list[float]]]:
+    """Seconds of every sample, by implementation and metric."""
+    copies = {convert: input_copies(made) for convert, made in arguments.items()}
+    graphs = {name: _capture(each, copies[each.convert]) for name, each in chosen.items()}
+    samples = {name: {"latency_graph": [], "latency_eager": []} for name in chosen}
     for _ in range(GRAPH_SAMPLES):
-        for name, (graph, _) in graphs.items():
-            samples[name]["latency_graph"].append(_timed(graph.replay) / len(copies))
+        for name, (graph, calls) in graphs.items():
+            samples[name]["latency_graph"].append(_timed(graph.replay) / len(calls))
     graphs.clear()
     torch.cuda.empty_cache()
     for i in range(-EAGER_WARMUPS, EAGER_SAMPLES):
-        for name, forward in forwards.items():
-            seconds = _timed(lambda f=forward, j=i: f(*copies[j % len(copies)]))
+        for name, each in chosen.items():
+            if each.many_launches and i >= EAGER_SAMPLES // 10:
+                continue
+            own = copies[each.convert]
+            seconds = _timed(lambda f=each.forward, j=i, own=own: f(*own[j % len(own)]))
             if i >= 0:
                 samples[name]["latency_eager"].append(seconds)
     return samples
 
 
-def input_copies(core: CoreInputs) -> list[CoreInputs]:
-    """Enough copies of the inputs that reading each once moves L2_MULTIPLE times the L2 cache."""
-    size = sum(x.numel() * x.element_size() for x in core if x is not None)
+def input_copies(arguments: tuple) -> list[tuple]:
+    """Enough copies of the tensors among the arguments that reading each once moves L2_MULTIPLE times the L2 cache."""
+    size = sum(x.numel() * x.element_size() for x in arguments if isinstance(x, torch.Tensor))
     l2 = torch.cuda.get_device_properties(0).L2_cache_size
     extra = -(-L2_MULTIPLE * l2 // size) - 1
-    return [core] + [tuple(None if x is None else x.clone() for x in core) for _ in range(extra)]
+    return [arguments] + [
+        tuple(x.clone() if isinstance(x, torch.Tensor) else x for x in arguments) for _ in range(extra)
+    ]
 
 
-def _capture(forward: Forward, copies: list[CoreInputs]):
-    """A graph of one call per copy, and the outputs it writes: kept, so that each call has its own."""
+def _capture(implementation: Implementation, copies: list[tuple]):
+    """A graph of one call per copy, and what the calls return: kept, so that each has outputs of its own."""
+    forward, copies = implementation.forward, copies[: 1 if implementation.many_launches else None]
     stream = torch.cuda.Stream()
     stream.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(stream):
@@ -147,41 +191,55 @@ def measure_ceilings() -> work.Ceilings:
     return work.Ceilings(flops_per_second=2 * n**3 / product, bytes_per_second=2 * size / copy)
 
 
-def bench(forwards: dict[str, Forward], cases: tuple[Case, ...], folder: Path, info: dict) -> None:
-    """Check and time `forwards` on `cases`; leave measurements.csv and run.json in `folder`; print a table.
+def bench(names: tuple[str, ...], cases: tuple[Case, ...], folder: Path, info: dict, with_peers: bool) -> None:
+    """Check and time rungs on `cases`, and the libraries if asked for; print a table per case and phase.
+
+    Leaves measurements.csv and run.json in `folder` and adds to them, so that a run can hold several calls.
 
     Raises:
         WrongResult: a variant is wrong; what was measured before stays in the folder.
     """
-    ceilings = measure_ceilings()
-    info["ceilings"] = vars(ceilings)
-    info["protocol"] |= PROTOCOL
+    if not info["ceilings"]:
+        info["ceilings"] = vars(measure_ceilings())
+        info["protocol"] |= PROTOCOL
+    ceilings = work.Ceilings(**info["ceilings"])
     print(
         f"{info['gpu']['name']}: {ceilings.flops_per_second / 1e12:.0f} TFLOP/s BF16, "
         f"{ceilings.bytes_per_second / 1e12:.2f} TB/s copy, measured"
     )
+    ours, theirs = implementations(names), {}
+    if with_peers:
+        theirs, info["missing"] = peers.find()
+        info["peers"] = {name: next(iter(phases.values())).label for name, phases in theirs.items()}
+        info["versions"] |= {package: run.version(package) for package in peers.PACKAGES}
+        for name, reason in info["missing"].items():
+            print(f"  {name} is left out: {reason}")
     for number, case in enumerate(cases, 1):
         started = time.perf_counter()
         print(f"\n[{number}/{len(cases)}] {case.name}  {case.shape}", flush=True)
         inputs = problem.make_inputs(case)
-        core = core_inputs(inputs)
         expected = recurrence(*inputs)
-        errors, skipped = check_variants(forwards, case, core, expected)
-        del inputs, expected
-        samples = time_variants({name: forwards[name] for name in errors}, core)
+        for phase in ("core", "full") if with_peers else ("core",):
+            guests = {name: phases[phase] for name, phases in theirs.items() if phase in phases}
+            chosen = ours[phase] | guests
+            passed = gate(ours[phase], guests, case, inputs, expected)
+            samples = time_implementations({name: chosen[name] for name in passed.errors}, passed.arguments)
+            info["planned"].append({"case": case.name, "phase": phase, "variants": list(chosen)})
+            info["skipped"] += [
+                {"variant": name, "case": case.name, "phase": phase, "reason": reason}
+                for name, reason in passed.skipped.items()
+            ]
+            run.add_rows(folder, _rows(info, case, phase, passed.errors, samples))
+            _print_phase(case, phase, passed, samples, ceilings)
         info["clocks"]["seen"].append({"case": case.name, **run.clocks()})
-        info["skipped"] += [{"variant": name, "case": case.name, "reason": reason} for name, reason in skipped.items()]
-        run.add_rows(folder, _rows(info, case, errors, samples))
         run.write_info(folder, info)
-        _print_case(case, errors, samples, skipped, ceilings)
         print(f"  {time.perf_counter() - started:.0f} s", flush=True)
 
 
-def _rows(info: dict, case: Case, errors: dict, samples: dict) -> list[dict]:
+def _rows(info: dict, case: Case, phase: str, errors: dict, samples: dict) -> list[dict]:
     def row(variant: str, metric: str, sample: int, value: float) -> dict:
-        unit = schema.BENCH_METRICS[metric]
-        where = (info["run"], info["gpu"]["name"], "bench", variant, case.name, "core")
-        return schema.row(*where, metric, unit, value, sample=sample)
+        where = (info["run"], info["gpu"]["name"], "bench", variant, case.name, phase)
+        return schema.row(*where, metric, schema.BENCH_METRICS[metric], value, sample=sample)
 
     rows = [row(name, f"error_{tensor}", 0, e) for name, by in errors.items() for tensor, e in by.items()]
     for name, by_metric in samples.items():
@@ -190,20 +248,21 @@ def _rows(info: dict, case: Case, errors: dict, samples: dict) -> list[dict]:
     return rows
 
 
-def _print_case(case: Case, errors: dict, samples: dict, skipped: dict, ceilings: work.Ceilings) -> None:
-    floor = work.speed_of_light(work.core(case), ceilings)
+def _print_phase(case: Case, phase: str, passed: Gate, samples: dict, ceilings: work.Ceilings) -> None:
+    floor = work.speed_of_light(work.WORK[phase](case), ceilings)
     heads = f"{'graph':>11}{'eager':>11}{'speed-up':>10}{'of light':>10}{'output err':>12}{'state err':>11}"
-    print(f"  {'variant':<12}{heads}")
+    print(f"  {phase:<16}{heads}")
     first = None
     for name, by_metric in samples.items():
         graph, eager = (statistics.median(by_metric[f"latency_{clock}"]) for clock in ("graph", "eager"))
         first = first or graph
+        errors = passed.errors[name]
         print(
-            f"  {name:<12}{graph * 1e6:>8.1f} µs{eager * 1e6:>8.1f} µs{first / graph:>9.2f}x{floor / graph:>10.1%}"
-            f"{errors[name]['output']:>12.1e}{errors[name]['final_state']:>11.1e}"
+            f"  {name:<16}{graph * 1e6:>8.1f} µs{eager * 1e6:>8.1f} µs{first / graph:>9.2f}x{floor / graph:>10.1%}"
+            f"{errors['output']:>12.1e}{errors['final_state']:>11.1e}"
         )
-    for name, reason in skipped.items():
-        print(f"  {name:<12}skipped: {reason}")
+    for name, reason in passed.skipped.items():
+        print(f"  {name:<16}not timed: {reason}")
 
 
 @command
@@ -212,13 +271,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--variant", default="all", help="all, or names separated by commas")
     parser.add_argument("--case", default="lab", help="suites and cases separated by commas")
+    parser.add_argument("--peers", action="store_true", help="the public libraries too, core and full")
     parser.add_argument("--out", help="a new folder; results/<time>-bench if left out")
     options = parser.parse_args()
     names, cases = variants.select(options.variant), problem.select(options.case)
     run.require_gpu()
     folder = run.new_folder("bench", options.out)
-    forwards = {name: variants.load(name).gdn_prefill_forward for name in names}
-    bench(forwards, cases, folder, run.describe({name: variants.label(name) for name in names}))
+    bench(names, cases, folder, run.describe({name: variants.label(name) for name in names}), options.peers)
     print(f"\nrows and environment: {folder}")
 
 

@@ -1,10 +1,11 @@
-"""The recorded run: bench, ncu and nsys of every rung into profiling/recorded/<gpu>/, small and free of private data.
+"""The recorded run: all that is measured into profiling/recorded/<gpu>/, small and free of private data.
 
-    python -m profiling.record [--part bench|ncu|nsys|rows] [--replace] [--out FOLDER]
+    python -m profiling.record [--part bench|cold|ncu|nsys|rows] [--replace] [--out FOLDER]
 
---out records into a folder of one's own instead. `bench` starts a run, `ncu` and `nsys` add to it; each ends within
-ten minutes on an H200, and without --part all three run in turn. A recorded run is replaced only with --replace.
-`rows` reads the recorded exports anew, once more is read from them; it needs no GPU.
+--out records into a folder of one's own instead. `bench` starts a run: every rung on `lab`, the last one on `qwen`, the
+public libraries on both. `cold` (the cold start), `ncu` and `nsys` add to it; each ends within ten minutes on an H200,
+and without --part all run in turn. A recorded run is replaced only with --replace. `rows` reads the recorded exports
+anew, once more is read from them; it needs no GPU.
 """
 
 from __future__ import annotations
@@ -20,18 +21,19 @@ import pandas as pd
 import variants
 from kernels import problem
 from kernels.errors import command
-from profiling import bench, ncu, ncu_export, nsys, nsys_export, run, schema
+from profiling import bench, coldstart, ncu, ncu_export, nsys, nsys_export, run, schema
 from profiling.ranges import range_name
 
 # Counters are recorded for a case that fills the GPU, one whose chunk loop is a chain, and the smallest one.
 NCU_CASES = "wide_gva_state,chain_equal,short_tail_state"
+COLD_CASE = "wide_gva_state"
 
 
 @command
 def main() -> None:
     """Run the command line that the module describes."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--part", choices=("bench", "ncu", "nsys", "rows"), help="one part; all three if left out")
+    parser.add_argument("--part", choices=("bench", "cold", "ncu", "nsys", "rows"), help="one part; all if left out")
     parser.add_argument("--replace", action="store_true", help="replace the recorded run of this GPU")
     parser.add_argument("--out", type=Path, help="a run folder of your own; the recorded run of this GPU if left out")
     options = parser.parse_args()
@@ -47,6 +49,8 @@ def main() -> None:
     folder = options.out or run.RECORDED / now["gpu"]["slug"]
     if options.part in (None, "bench"):
         _bench(names, folder, now, options.replace)
+    if options.part in (None, "cold"):
+        _cold(folder, now)
     if options.part in (None, "ncu"):
         _add(folder, now, "ncu", lambda scratch, info: ncu.profile(names, problem.select(NCU_CASES), scratch, info))
     if options.part in (None, "nsys"):
@@ -60,14 +64,14 @@ def read_again(folder: Path) -> None:
     Raises:
         BadRun, BadTable, BadExport: the run or one of its exports can't be trusted; nothing is changed.
     """
-    run_id, old = run.read_info(folder)["run"], schema.read(folder / "measurements.csv")
+    run_id, old = run.read_info(folder)["run"], schema.read(schema.stored(folder))
     rows = [row for path in sorted((folder / "ncu").iterdir()) for row in ncu_export.read(path, run_id)]
     ranges = old[old["tool"] == "nsys"].drop_duplicates(["variant", "case", "phase"])
     expected = tuple(map(range_name, ranges["variant"], ranges["case"], ranges["phase"]))
     for path in sorted((folder / "nsys").iterdir()):
         rows += nsys_export.read(path, run_id, expected)
     new = pd.concat([old[old["tool"] == "bench"], schema.table(rows, str(folder))], ignore_index=True)
-    schema.write(new, folder / "measurements.csv")
+    schema.write(new, schema.stored(folder))
 
 
 def _bench(names: tuple[str, ...], folder: Path, info: dict, replace: bool) -> None:
@@ -78,18 +82,25 @@ def _bench(names: tuple[str, ...], folder: Path, info: dict, replace: bool) -> N
     """
     if folder.exists() and not replace:
         raise run.BadRun(f"{folder}: a run is recorded already; replace it with REPLACE=1, or name a new OUT")
-    forwards = {name: variants.load(name).gdn_prefill_forward for name in names}
     with tempfile.TemporaryDirectory() as scratch:
-        bench.bench(forwards, problem.SUITES["lab"], Path(scratch), info)
+        bench.bench(names, problem.SUITES["lab"], Path(scratch), info, with_peers=True)
+        bench.bench(names[-1:], problem.SUITES["qwen"], Path(scratch), info, with_peers=True)
         shutil.rmtree(folder, ignore_errors=True)
-        shutil.copytree(scratch, folder)
+        folder.mkdir(parents=True)
+        schema.write(schema.read(schema.stored(Path(scratch))), folder / "measurements.csv.gz")
+        run.write_info(folder, info)
 
 
-def _add(folder: Path, now: dict, tool: str, profile) -> None:
-    """Profile in a scratch folder, then add rows and exports, stripped and compressed, to the recorded run.
+def _cold(folder: Path, now: dict) -> None:
+    info = _started(folder, now)
+    coldstart.measure(problem.CASES[COLD_CASE], folder, info)
+
+
+def _started(folder: Path, now: dict) -> dict:
+    """run.json of the run that `bench` started.
 
     Raises:
-        BadRun: no bench part of this commit and GPU is recorded, or this tool's part is there already.
+        BadRun: there is none of this commit and GPU.
     """
     info = run.read_info(folder)
     for key in ("commit", "gpu"):
@@ -98,6 +109,16 @@ def _add(folder: Path, now: dict, tool: str, profile) -> None:
                 f"{folder}: parts of one run were expected; its {key} is {info[key]}, here it is {now[key]}: "
                 "start anew with PART=bench REPLACE=1"
             )
+    return info
+
+
+def _add(folder: Path, now: dict, tool: str, profile) -> None:
+    """Profile in a scratch folder, then add rows and exports, stripped and compressed, to the recorded run.
+
+    Raises:
+        BadRun: no run of this commit and GPU was started, or this tool's part is there already.
+    """
+    info = _started(folder, now)
     if (folder / tool).exists():
         raise run.BadRun(f"{folder / tool}: is recorded already; start anew with PART=bench REPLACE=1")
     with tempfile.TemporaryDirectory() as scratch:

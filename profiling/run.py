@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results"  # every command's own runs, one new folder each
 RECORDED = Path(__file__).resolve().parent / "recorded"  # committed runs, by GPU
 
-_REQUIRED = ("run", "gpu", "commit", "versions", "variants", "protocol")
+_REQUIRED = ("run", "gpu", "commit", "versions", "variants", "protocol", "planned")
 
 
 class BadRun(UserError):
@@ -71,9 +71,10 @@ def describe(variants: dict[str, str]) -> dict:
         "versions": {
             "python": platform.python_version(),
             "cuda": torch.version.cuda,
-            **{name: _version(name) for name in ("torch", "tilelang", "apache-tvm-ffi", "nvtx")},
+            **{name: version(name) for name in ("torch", "tilelang", "apache-tvm-ffi", "nvtx")},
         },
         "variants": variants,
+        "planned": [],
         "skipped": [],
         "ceilings": {},
         "protocol": {},
@@ -141,8 +142,8 @@ def read_info(folder: Path) -> dict:
 
 
 def add_rows(folder: Path, rows: list[dict]) -> pd.DataFrame:
-    """Add rows to the folder's measurements.csv, replacing none, and return the whole table."""
-    path = folder / "measurements.csv"
+    """Add rows to the folder's table, replacing none, and return the whole of it."""
+    path = schema.stored(folder)
     frame = schema.table(rows, str(path))
     if path.exists():
         frame = pd.concat([schema.read(path), frame], ignore_index=True)
@@ -169,7 +170,8 @@ def _commit() -> str:
     return commit + ("-modified" if git("status", "--porcelain", "--untracked-files=no") else "")
 
 
-def _version(package: str) -> str:
+def version(package: str) -> str:
+    """The installed version of a package, or that there is none."""
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

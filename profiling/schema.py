@@ -17,6 +17,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -39,6 +40,8 @@ BENCH_METRICS = {
     "error_output": "ratio",  # relative L2 error against the FP64 recurrence
     "error_final_state": "ratio",
 }
+# How an implementation starts where nothing is compiled yet; see profiling.coldstart.
+COLD_METRICS = {"cold_start": "second", "kernels_compiled": "count"}
 
 
 class BadTable(UserError):
@@ -100,8 +103,14 @@ def validate(frame: pd.DataFrame, source: str) -> None:
         )
 
 
+def stored(folder: Path) -> Path:
+    """Where a run's table lies: measurements.csv, or measurements.csv.gz, as recorded runs carry it."""
+    packed = Path(folder, "measurements.csv.gz")
+    return packed if packed.exists() else Path(folder, "measurements.csv")
+
+
 def read(path: Path) -> pd.DataFrame:
-    """Read and validate a measurements.csv.
+    """Read and validate a measurements.csv, or one packed with gzip.
 
     Raises:
         BadTable: the file is missing, empty, not a CSV, or refused by `validate`.
@@ -111,7 +120,7 @@ def read(path: Path) -> pd.DataFrame:
         frame = pd.read_csv(path, keep_default_na=False, dtype={"value": float, "sample": int})
     except FileNotFoundError:
         raise BadTable(f"{path}: no such file; make one with `make bench` or `make record` on a GPU") from None
-    except (pd.errors.EmptyDataError, pd.errors.ParserError, UnicodeDecodeError, ValueError) as error:
+    except (pd.errors.EmptyDataError, pd.errors.ParserError, EOFError, OSError, ValueError, zlib.error) as error:
         raise BadTable(f"{path}: a CSV in the tidy layout was expected, found {error}: measure again") from None
     if frame.empty:
         raise BadTable(f"{path}: holds no measurement: measure again")
@@ -120,9 +129,11 @@ def read(path: Path) -> pd.DataFrame:
 
 
 def write(frame: pd.DataFrame, path: Path) -> None:
-    """Validate and write a measurements.csv; values keep nine significant digits."""
+    """Validate and write a measurements.csv, packed where its name ends in .gz; values keep nine significant digits."""
     validate(frame, str(path))
-    frame.to_csv(path, index=False, float_format="%.9g")
+    # Without the time in its header, so that the same table is the same file.
+    packing = {"method": "gzip", "mtime": 0} if path.suffix == ".gz" else None
+    frame.to_csv(path, index=False, float_format="%.9g", compression=packing)
 
 
 def _refuse(frame: pd.DataFrame, bad, source: str, rule: str) -> None:

@@ -12,6 +12,7 @@ RUN = "20260101T000000Z-h200-0123456789"
 CEILINGS = {"flops_per_second": 8e14, "bytes_per_second": 4e12}
 NUDGES = (-0.002, -0.001, 0.0, 0.001, 0.002)  # of the samples, relative to their median: a spread of 0.1 %
 KERNELS = {"naive": ["naive_uw_kernel", "naive_state_kernel", "naive_output_kernel"]}  # others have one, by name
+LIBRARIES = ("fla", "flashqla")  # variants of these names are public libraries, no rungs
 STALLS = {"stall_long_scoreboard": 4.0, "stall_wait": 1.5, "stall_barrier": 3.0, "stall_misc": 0.1}
 
 Times = dict[str, dict[str, float]]  # seconds of the graph clock, by variant and case
@@ -30,8 +31,12 @@ def info(times: Times, skipped: list[tuple[str, str, str]]) -> dict:
             "seen": [{"case": case, "sm_mhz": "1755", "memory_mhz": "3201"} for case in sorted(cases)],
         },
         "versions": {"python": "3.12.0", "torch": "2.11.0", "tilelang": "0.1.15"},
-        "variants": {name: f"the idea of {name}" for name in times},
-        "skipped": [dict(zip(("variant", "case", "reason"), skip, strict=True)) for skip in skipped],
+        "variants": {name: f"the idea of {name}" for name in times if name not in LIBRARIES},
+        "peers": {name: f"the library {name}" for name in times if name in LIBRARIES},
+        "planned": [{"case": case, "phase": "core", "variants": list(times)} for case in sorted(cases)],
+        "skipped": [
+            dict(zip(("variant", "case", "reason"), skip, strict=True)) | {"phase": "core"} for skip in skipped
+        ],
         "ceilings": CEILINGS,
         "protocol": {"graph": "median of 5 replays", "eager": "median of 5 calls"},
     }

@@ -254,7 +254,7 @@ def test_a_run_that_does_not_fit_its_rows_is_refused(tmp_path, change, message):
 
 def test_a_case_that_was_neither_measured_nor_skipped_is_refused(tmp_path):
     folder = synthetic.write_run(tmp_path / "run", TIMES | {"fused": {WIDE: 1e-3}})
-    with pytest.raises(UserError, match=f"of fused on {CHAIN} was expected, or a skip in run.json"):
+    with pytest.raises(UserError, match=rf"of fused on {CHAIN} \(core\) was expected, or a skip in run.json"):
         load.load(folder)
 
 

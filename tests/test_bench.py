@@ -9,7 +9,7 @@ import pytest
 
 from kernels import preprocess, reference
 from kernels.errors import UserError, command
-from kernels.problem import Case, UnsupportedCase, make_inputs
+from kernels.problem import Case, Implementation, UnsupportedCase, make_inputs
 from profiling import bench, run
 
 CASE = Case("tiny", 1, 65, 1, 2, initial_state=True)
@@ -19,37 +19,72 @@ ROOT = Path(__file__).resolve().parent.parent
 @pytest.fixture(scope="module")
 def tiny():
     inputs = make_inputs(CASE, "cpu")
-    right = reference.chunkwise(*inputs)
-    return preprocess.core_inputs(inputs), right, reference.recurrence(*inputs)
+    return inputs, reference.chunkwise(*inputs), reference.recurrence(*inputs)
+
+
+def implementation(forward, **how):
+    return Implementation("the idea", forward, preprocess.core_inputs, **how)
 
 
 def test_right_results_pass_with_their_errors(tiny):
-    core, right, expected = tiny
-    errors, skipped = bench.check_variants({"good": lambda *_: right}, CASE, core, expected)
-    assert errors["good"]["output"] < 1e-9
-    assert skipped == {}
+    inputs, right, expected = tiny
+    passed = bench.gate({"good": implementation(lambda *_: right)}, {}, CASE, inputs, expected)
+    assert passed.errors["good"]["output"] < 1e-9
+    assert passed.skipped == {}
+
+
+def test_implementations_that_want_the_same_share_it(tiny):
+    inputs, right, expected = tiny
+    calls = []
+
+    def convert(inputs):
+        calls.append(1)
+        return preprocess.core_inputs(inputs)
+
+    both = {name: Implementation("the idea", lambda *_: right, convert) for name in ("a", "b")}
+    assert list(bench.gate(both, {}, CASE, inputs, expected).arguments) == [convert]
+    assert len(calls) == 1
 
 
 def test_a_flipped_sign_is_named_with_case_tensor_and_error(tiny):
-    core, (output, state), expected = tiny
+    inputs, (output, state), expected = tiny
     with pytest.raises(
         reference.WrongResult, match=r"^bad on tiny .*final_state: relative L2 error 2.00e\+00.*correct"
     ):
-        bench.check_variants({"bad": lambda *_: (output, -state)}, CASE, core, expected)
+        bench.gate({"bad": implementation(lambda *_: (output, -state))}, {}, CASE, inputs, expected)
+
+
+def test_a_guest_that_is_wrong_or_fails_is_left_out_with_the_reason(tiny):
+    inputs, (output, state), expected = tiny
+
+    def broken(*_):
+        raise AssertionError("needs a B200")
+
+    guests = {
+        "wrong": implementation(lambda *_: (output, -state)),
+        "broken": implementation(broken),
+        "turned": implementation(
+            lambda *_: (output, state.mT), result=lambda returned, _: (returned[0], returned[1].mT)
+        ),
+    }
+    passed = bench.gate({}, guests, CASE, inputs, expected)
+    assert list(passed.errors) == ["turned"]
+    assert passed.skipped["wrong"].startswith("wrong: final_state: relative L2 error 2.00e+00")
+    assert passed.skipped["broken"] == "AssertionError: needs a B200"
 
 
 def test_memory_that_nobody_writes_is_poisoned(tiny):
-    core, (_, state), expected = tiny
+    inputs, (_, state), expected = tiny
 
     def forgets_to_write(q, k, v, *_):
         return v.new_empty(v.shape), state
 
     with pytest.raises(reference.WrongResult, match="output: relative L2 error nan"):
-        bench.check_variants({"lazy": forgets_to_write}, CASE, core, expected)
+        bench.gate({"lazy": implementation(forgets_to_write)}, {}, CASE, inputs, expected)
 
 
 def test_only_an_unsupported_case_is_skipped(tiny):
-    core, _, expected = tiny
+    inputs, _, expected = tiny
 
     def unsupported(*_):
         raise UnsupportedCase("needs T of at least 128, found 65")
@@ -57,11 +92,11 @@ def test_only_an_unsupported_case_is_skipped(tiny):
     def broken(*_):
         raise RuntimeError("anything else")
 
-    errors, skipped = bench.check_variants({"picky": unsupported}, CASE, core, expected)
-    assert errors == {}
-    assert skipped == {"picky": "needs T of at least 128, found 65"}
+    passed = bench.gate({"picky": implementation(unsupported)}, {}, CASE, inputs, expected)
+    assert passed.errors == {}
+    assert passed.skipped == {"picky": "needs T of at least 128, found 65"}
     with pytest.raises(RuntimeError, match="anything else"):
-        bench.check_variants({"broken": broken}, CASE, core, expected)
+        bench.gate({"broken": implementation(broken)}, {}, CASE, inputs, expected)
 
 
 def test_a_command_ends_with_one_paragraph_and_a_nonzero_exit():

@@ -93,7 +93,7 @@ def other_protocol(make):
     [
         (lambda make: [make(name, TIMES) for name in "abc"], "one run or two were expected, found 3"),
         (lambda make: [make("a", TIMES)] * 2, "two runs were expected, found a twice"),
-        (other_protocol, "found for graph 'median of 5 replays' in .* and 'median of 7 replays' in .*"),
+        (other_protocol, "found 'median of 5 replays' in .* and 'median of 7 replays' in .*"),
         (
             lambda make: [make("a", {"naive": {CHAIN: 1e-3}}), make("b", {"ws": {WIDE: 1e-3}}, profiled=())],
             f"rungs timed on the same cases were expected .*naive on {CHAIN}, and ws on {WIDE}",

@@ -17,6 +17,7 @@ TIMES = {
     "fused": {CHAIN: 200e-6, WIDE: 200e-6},
     "mine": {CHAIN: 100e-6, WIDE: 50e-6},
 }
+LIBRARIES = ("flashqla", "flashqla_nocp", "fla", "flashinfer", "flashinfer_nocp", "token_loop")
 NAMES = ("naive", "fused", "smem", "multibuf", "ws", "rs", "split", "mine")
 
 
@@ -100,9 +101,9 @@ def test_colours_darken_along_the_ladder():
 
 def test_a_variant_has_its_colour_and_hatch_in_every_run():
     assert style.colour("mine") == style.colour("another") == style.OTHER
-    for name in load.PEERS:
+    for name in LIBRARIES:
         assert style.colour(name) not in {style.OTHER, *style.RUNGS.values()}
-    looks = {name: (style.fill(name)["facecolor"], style.fill(name)["hatch"]) for name in (*NAMES, *load.PEERS)}
+    looks = {name: (style.fill(name)["facecolor"], style.fill(name)["hatch"]) for name in (*NAMES, *LIBRARIES)}
     assert len(set(looks.values())) == len(looks)
 
 

@@ -119,17 +119,9 @@ def test_offsets_beyond_32_bits():
     reference.check((output[:, -64:], state), (expected[:, -64:], expected_state), elementwise=True)
 
 
-# racecheck reports the gate tables of `ws`, which one warp writes and twelve read under two mbarriers: whether it
-# can't follow an arrival by one lane for its warp, or finds a race, is open. memcheck finds nothing in any rung.
-UNEXPLAINED = pytest.mark.xfail(reason="racecheck reports the gate tables of ws; not explained yet")
-
-
 @pytest.mark.skipif(shutil.which("compute-sanitizer") is None, reason="compute-sanitizer is not on PATH")
-@pytest.mark.parametrize(
-    ("tool", "name"),
-    [("memcheck", name) for name in variants.LADDER]
-    + [pytest.param("racecheck", name, marks=[UNEXPLAINED] if name == "ws" else []) for name in variants.LADDER],
-)
+@pytest.mark.parametrize("name", variants.LADDER)
+@pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
 def test_the_sanitizer_finds_nothing(tool, name):
     script = (
         "import sys, variants; from kernels import preprocess, problem\n"

@@ -431,7 +431,7 @@ def test_profiles_of_different_gpus_are_not_put_into_one_table(tmp_path):
 @pytest.mark.parametrize("path", EXPORTS, ids=lambda path: path.stem)
 def test_recorded_exports_give_the_recorded_rows(path):
     case = path.name.removesuffix(".csv.gz")
-    frame = schema.read(RECORDED / "measurements.csv")
+    frame = schema.read(schema.stored(RECORDED))
     frame = frame[(frame["tool"] == "ncu") & (frame["case"] == case)].reset_index(drop=True)
     again = schema.table(ncu_export.read(path, frame["run"].iloc[0]))
     assert len(again) >= len(frame["variant"].unique()) * len(METRICS) * 0.9

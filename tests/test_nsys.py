@@ -369,7 +369,7 @@ def test_the_profiled_process_keeps_no_private_environment(monkeypatch):
 
 def test_the_recorded_trace_gives_the_recorded_rows():
     info = run.read_info(RECORDED)
-    frame = schema.read(RECORDED / "measurements.csv")
+    frame = schema.read(schema.stored(RECORDED))
     frame = frame[frame["tool"] == "nsys"].reset_index(drop=True)
     expected = nsys.expected_ranges(tuple(info["variants"]), problem.SUITES["lab"])
     again = schema.table(nsys_export.read(TRACE, info["run"], expected))

@@ -1,4 +1,5 @@
 import csv
+import gzip
 import random
 import re
 import statistics
@@ -8,6 +9,7 @@ import synthetic
 
 from analysis import load, prose, report
 from kernels.errors import UserError
+from profiling import schema
 
 CASE = "chain_equal"
 TIMES = {"naive": {CASE: 4e-4}, "fused": {CASE: 1e-4}}
@@ -181,7 +183,8 @@ def test_a_readme_without_its_markers_is_refused_first(command, readme, folder, 
 
 
 def rows_of_the_recorded_run():
-    with (load.DEFAULT / "measurements.csv").open(encoding="utf-8") as file:
+    path = schema.stored(load.DEFAULT)
+    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
         return list(csv.DictReader(file))
 
 

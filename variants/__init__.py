@@ -62,9 +62,11 @@ def sm_count(device: torch.device) -> int:
 
 
 def select(names: str) -> tuple[str, ...]:
-    """The rungs that a command line names: `all`, or names separated by commas, in ladder order."""
+    """The rungs that a command line names: `all`, `last`, or names separated by commas, in ladder order."""
     if names == "all":
         return LADDER
+    if names == "last":
+        return LADDER[-1:]
     wanted = names.split(",")
     for name in wanted:
         _known(name)

@@ -18,15 +18,18 @@ Shared memory at dv 64, 97 KiB, so that two CTAs fit an SM (at dv 128, 129 KiB):
     Vnew 8                      stmatrix, right operand of P Vnew; then scaled by γ_ℓ/γ, of K^T Vnew
     P 8                         stmatrix, left operand of P Vnew
     gate tables 1
-Plans that lost on paper, not built: scaled copies of A in shared memory (16 KiB more and two more barriers, for
-operands that registers hold for free); a second home for the scaled Vnew (8 KiB more, to save one of a dozen barriers
-a chunk); FP32 tiles for W, Vnew and S (twice the bytes, and wgmma would take them as TF32 at half the rate).
+Plans that lost: scaled copies of A in shared memory (16 KiB and two barriers more, for operands that registers hold
+for free); A as it comes, without a swizzle (no matmul asks for one there, but its loads into registers then meet in
+the same banks, eight at a time); a second home for the scaled Vnew (8 KiB more, and the barrier that it saves is not
+what a chunk waits for). FP32 tiles for W, Vnew and S lost on paper: twice the bytes, and wgmma would take them as
+TF32 at half the rate.
 
 No roles. `loaded` (1 arrival, the thread that issues the copies): all wait for it before the first formula.
 """
 
 import tilelang.language as T
 import torch
+from tilelang.layout import make_swizzled_layout
 
 from kernels.build import jit
 from kernels.problem import CHUNK, HEAD_DIM, SCALE, check_core_inputs
@@ -74,6 +77,8 @@ def build(has_initial_state, DV_TILE):
             P_frag = T.alloc_fragment((CHUNK, CHUNK), fp32)
             O_frag = T.alloc_fragment((CHUNK, DV_TILE), fp32)
             loaded = T.alloc_barrier(1)
+            # No matmul reads A from shared memory, so nothing else asks for the swizzle that spares ldmatrix conflicts.
+            T.annotate_layout({A_shared: make_swizzled_layout(A_shared)})
             hk = T.alloc_var("int32", init=T.truncdiv(h, T.truncdiv(Hv, Hq)))  # one division, not one per address
             dv = tile * DV_TILE
 

@@ -17,9 +17,10 @@ Roles, by warp:
 Registers a thread, 4 x 128 in all: 160 for state (S 64, Vnew 32), 152 for prepare (W 64, A three times 16), 144 for
 output (O 32, Q K^T 32, P 16), 40 for the copying warps.
 
-Barriers: arrivals, who arrives -> who waits, for what. A warp arrives with one thread, a copying warp with all 32.
+Barriers: arrivals, who arrives -> who waits, for what. A warp arrives with one thread, a copying warp with all 32; at
+kq_empty every thread arrives, since each has read gate tables itself and racecheck follows threads, not their warp.
     kq_full[3]    64  warps 12 and 14 -> state, prepare, output: K, Q and the gate tables of a chunk
-    kq_empty[3]   12  state after K^T Vnew, prepare after W, output after P Vnew -> warps 12 and 14
+    kq_empty[3]  384  state after K^T Vnew, prepare after W, output after P Vnew -> warps 12 and 14
     va_full[2]    32  warp 13 -> prepare (A), state (V, for U)
     va_empty[2]    8  prepare after it has A in registers, state after U -> warp 13
     au_full        4  prepare -> state: A B, for U                  au_empty    4  state after U -> prepare
@@ -42,6 +43,7 @@ import math
 
 import tilelang.language as T
 import torch
+from tilelang.layout import make_swizzled_layout
 
 from kernels.build import jit
 from kernels.problem import CHUNK, HEAD_DIM, SCALE, check_core_inputs
@@ -117,7 +119,7 @@ def build(has_initial_state):
             O_frag = T.alloc_fragment((CHUNK, DV_TILE), fp32)
 
             kq_full = T.alloc_barrier([64] * KQ_STAGES)
-            kq_empty = T.alloc_barrier([12] * KQ_STAGES)
+            kq_empty = T.alloc_barrier([384] * KQ_STAGES)
             va_full = T.alloc_barrier([32] * VA_STAGES)
             va_empty = T.alloc_barrier([8] * VA_STAGES)
             au_full = T.alloc_barrier([4])
@@ -132,6 +134,8 @@ def build(has_initial_state):
             o_empty = T.alloc_barrier([32])
 
             tx = T.get_thread_binding()
+            # No matmul reads A from shared memory, so nothing else asks for the swizzle that spares ldmatrix conflicts.
+            T.annotate_layout({A_shared: make_swizzled_layout(A_shared)})
             hk = T.alloc_var("int32", init=T.truncdiv(h, T.truncdiv(Hv, Hq)))  # one division, not one per address
             dv = tile * DV_TILE
             chunks = T.ceildiv(Tn, CHUNK)
@@ -196,8 +200,7 @@ def build(has_initial_state):
                     T.wait_wgmma(2)
                     T.copy(S0_frag, S0_shared)
                     T.wait_wgmma(1)
-                    if tx % 32 == 0:
-                        T.barrier_arrive(kq_empty[stage])
+                    T.barrier_arrive(kq_empty[stage])
                     T.copy(S1_frag, S1_shared)
                     T.fence_proxy_async()
                     T.sync_threads(STATE_SYNC, 128)
@@ -234,8 +237,7 @@ def build(has_initial_state):
                         T.barrier_arrive(au_full[0])
                         T.barrier_arrive(va_empty[slot])
                     T.wait_wgmma(0)
-                    if tx % 32 == 0:
-                        T.barrier_arrive(kq_empty[stage])
+                    T.barrier_arrive(kq_empty[stage])
                     T.barrier_wait(w_empty[0], (c + 1) % 2)
                     T.copy(W_frag, W_shared)
                     T.fence_proxy_async()
@@ -278,7 +280,7 @@ def build(has_initial_state):
                     T.sync_warp()
                     if tx % 32 == 0:
                         T.barrier_arrive(vnew_empty[0])
-                        T.barrier_arrive(kq_empty[stage])
+                    T.barrier_arrive(kq_empty[stage])
                     T.barrier_wait(o_empty[0], (c + 1) % 2)
                     T.copy(O_frag, O_shared)
                     T.fence_proxy_async()

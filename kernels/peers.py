@@ -1,0 +1,202 @@
+"""The public libraries behind one interface, each in its own conventions and through its own entry points.
+
+| name            | phases     | library                                                              |
+| --------------- | ---------- | -------------------------------------------------------------------- |
+| flashqla        | core, full | FlashQLA, which splits a sequence over SMs where its cost model says so |
+| flashqla_nocp   | core, full | the same, never split                                                |
+| fla             | core, full | Flash Linear Attention's Triton kernels, tuned anew for every case   |
+| flashinfer      | full       | FlashInfer's fused kernel, which splits where its rule says so       |
+| flashinfer_nocp | full       | the same, never split                                                |
+| token_loop      | full       | PyTorch, one token after the other in FP32: what a formula costs as it stands |
+
+core starts from the library's own A and cumulative gates, full from log-gates per token; FlashInfer can't be split in
+two. What differs from `kernels.problem.Inputs` is converted outside the timed region:
+
+| library    | gates                            | A                        | state       | layout                     |
+| ---------- | -------------------------------- | ------------------------ | ----------- | -------------------------- |
+| FlashQLA   | natural logarithm                | ungated, gated in the core | [dk,dv]   | as ours                    |
+| FLA        | base-2 logarithm once summed     | gated                    | [dk,dv]     | as ours                    |
+| FlashInfer | exp(g)                           | inside                   | [dv,dk]     | packed tokens, cu_seqlens  |
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import os
+from collections.abc import Callable
+
+import torch
+
+from kernels.problem import CHUNK, SCALE, Implementation, Inputs, UnsupportedCase
+from kernels.reference import recurrence
+
+LONGEST_TOKEN_LOOP = 1025  # tokens: the two shortest cases; the rest would take minutes
+
+Phases = dict[str, Implementation]
+
+
+def find() -> tuple[dict[str, Phases], dict[str, str]]:
+    """Implementations by name and phase of every library that is installed, and why the others are missing, by name."""
+    found, missing = {}, {}
+    for package, module, names, make in _LIBRARIES:
+        if importlib.util.find_spec(module) is None:
+            missing |= dict.fromkeys(names, f"{package} is not installed: pip install '.[peers]'")
+            continue
+        try:
+            found |= make()
+        except Exception as error:  # whatever a library raises where it does not support this machine
+            said = " ".join(str(error).split())[:200]
+            missing |= dict.fromkeys(names, f"{package} could not be imported: {type(error).__name__}: {said}")
+    return found | {"token_loop": {"full": _token_loop()}}, missing
+
+
+def _flashqla() -> dict[str, Phases]:
+    from flash_qla.ops.gated_delta_rule import chunk
+    from flash_qla.ops.gated_delta_rule.chunk.cp import FlashQLACPContext, build_cp_context
+
+    def convert(split: bool) -> Callable[[Inputs], tuple]:
+        def core_inputs(inputs: Inputs) -> tuple:
+            q, k, v, g, beta, state = inputs
+            B, T, Hv = g.shape
+            context = FlashQLACPContext()
+            if split and B == 1:  # the library splits single sequences only
+                whole = torch.tensor([0, T], dtype=torch.int32, device=g.device)
+                context = build_cp_context(whole, enable_intra=True, num_v_heads=Hv, chunk_size=CHUNK)
+            g_cumsum = chunk.chunk_local_cumsum(g=g, cu_seqlens=context.cu_seqlens, chunk_size=CHUNK)
+            A = chunk.kkt_solve(k=k, b=beta, cu_seqlens=context.cu_seqlens, chunk_size=CHUNK)
+            return q, k, v, g_cumsum, beta, A, state, context
+
+        return core_inputs
+
+    def core(q, k, v, g_cumsum, beta, A, state, context):
+        state, _ = chunk.cp_preprocess_fwd(
+            context, k=k, v=v, a=A, g=g_cumsum, beta=beta, initial_state=state, state_v_first=False,
+            enable_fwd_cp_cache=False,
+        )  # fmt: skip
+        output, _, final_state = chunk.fused_gdr_fwd(
+            q=q, k=k, v=v, a=A, g=g_cumsum, b=beta, initial_state=state,
+            cu_seqlens=context.intra_cp_cu_seqlens if context.is_intra else context.cu_seqlens,
+            cp_seq_map=context.seq_map_c2r, raw_cu_seqlens=context.cu_seqlens,
+        )  # fmt: skip
+        return output, final_state
+
+    def full(split: bool) -> Callable[..., tuple]:
+        def forward(q, k, v, g, beta, state):
+            returned = chunk.chunk_gated_delta_rule_fwd(q, k, v, g, beta, initial_state=state, auto_cp=split)
+            return returned[2], returned[4]
+
+        return forward
+
+    def phases(label: str, split: bool) -> Phases:
+        return {
+            "core": Implementation(label, core, convert(split)),
+            "full": Implementation(label, full(split), tuple),
+        }
+
+    return {
+        "flashqla": phases("FlashQLA", split=True),
+        "flashqla_nocp": phases("FlashQLA, sequence not split", split=False),
+    }
+
+
+def _fla() -> dict[str, Phases]:
+    # All are read at import. Else FLA hands the call to FlashQLA where that is installed, and takes the fastest
+    # configuration of an earlier process from the disk, whatever the length that one saw.
+    os.environ.update(FLA_FLASH_QLA="0", FLA_DISABLE_BACKEND_DISPATCH="1", FLA_CACHE_RESULTS="0")
+    from fla.ops.common import chunk_delta_h, chunk_o
+    from fla.ops.gated_delta_rule import chunk, chunk_fwd, wy_fast
+    from fla.ops.utils import cumsum
+    from triton.runtime.autotuner import Autotuner
+    from triton.runtime.jit import KernelInterface
+
+    tuned_for = None
+
+    def tune_anew(inputs: Inputs) -> None:
+        # FLA's choice is kept by heads, not by T: the first length that it sees would decide for all others.
+        nonlocal tuned_for
+        if tuned_for == inputs.v.shape:
+            return
+        tuned_for = inputs.v.shape
+        for module in (chunk_delta_h, chunk_o, chunk_fwd, wy_fast, cumsum):
+            for kernel in vars(module).values():
+                while isinstance(kernel, KernelInterface) and hasattr(kernel, "fn"):
+                    if isinstance(kernel, Autotuner):
+                        kernel.cache.clear()
+                    kernel = kernel.fn
+
+    def core_inputs(inputs: Inputs) -> tuple:
+        tune_anew(inputs)
+        q, k, v, g, beta, state = inputs
+        g_cumsum = cumsum.chunk_local_cumsum(g, chunk_size=CHUNK, scale=chunk.RCP_LN2)
+        *_, A = chunk_fwd.chunk_gated_delta_rule_fwd_intra(k=k, v=v, g=g_cumsum, beta=beta, chunk_size=CHUNK)
+        return q, k, v, g_cumsum, beta, A, state
+
+    def core(q, k, v, g_cumsum, beta, A, state):
+        w, u = wy_fast.recompute_w_u_fwd(k=k, v=v, beta=beta, A=A, g=g_cumsum)
+        h, v_new, final_state = chunk_delta_h.chunk_gated_delta_rule_fwd_h(
+            k=k, w=w, u=u, g=g_cumsum, initial_state=state, output_final_state=True
+        )
+        return chunk_o.chunk_fwd_o(q=q, k=k, v=v_new, h=h, g=g_cumsum, scale=SCALE), final_state
+
+    def full_inputs(inputs: Inputs) -> tuple:
+        tune_anew(inputs)
+        return tuple(inputs)
+
+    def full(q, k, v, g, beta, state):
+        return chunk.chunk_gated_delta_rule(q, k, v, g, beta, scale=SCALE, initial_state=state, output_final_state=True)
+
+    label = "Flash Linear Attention"
+    return {"fla": {"core": Implementation(label, core, core_inputs), "full": Implementation(label, full, full_inputs)}}
+
+
+def _flashinfer() -> dict[str, Phases]:
+    from flashinfer.gdn_prefill import chunk_gated_delta_rule
+
+    def packed(inputs: Inputs) -> tuple:
+        q, k, v, g, beta, state = inputs
+        B, T, _ = g.shape
+        offsets = torch.arange(B + 1, device=g.device) * T
+        transposed = None if state is None else state.mT.contiguous()
+        return *(x.flatten(0, 1) for x in (q, k, v, g.exp(), beta)), transposed, offsets, T
+
+    def forward(use_cp: bool | str) -> Callable[..., tuple]:
+        def full(q, k, v, alpha, beta, state, offsets, longest):
+            _, Hv, D = v.shape
+            final_state = torch.empty(len(offsets) - 1, Hv, D, D, dtype=torch.float32, device=v.device)
+            return chunk_gated_delta_rule(
+                q, k, v, alpha, beta, SCALE, state, True, offsets, output_state=final_state, use_cp=use_cp,
+                max_seqlen=longest,
+            )  # fmt: skip
+
+        return full
+
+    def result(returned: tuple, inputs: Inputs) -> tuple:
+        output, final_state = returned
+        return output.view_as(inputs.v), final_state.mT
+
+    def phases(label: str, use_cp: bool | str) -> Phases:
+        return {"full": Implementation(label, forward(use_cp), packed, result)}
+
+    return {
+        "flashinfer": phases("FlashInfer", use_cp="auto"),
+        "flashinfer_nocp": phases("FlashInfer, sequence not split", use_cp=False),
+    }
+
+
+def _token_loop() -> Implementation:
+    def forward(q, k, v, g, beta, state):
+        if q.shape[1] > LONGEST_TOKEN_LOOP:
+            raise UnsupportedCase(f"the token loop is timed up to {LONGEST_TOKEN_LOOP} tokens, found {q.shape[1]}")
+        return recurrence(q, k, v, g, beta, state, dtype=torch.float32)
+
+    return Implementation("PyTorch, token by token", forward, tuple, many_launches=True)
+
+
+# package on PyPI, module, names in the tidy table, what makes them
+_LIBRARIES = (
+    ("flash-qla", "flash_qla", ("flashqla", "flashqla_nocp"), _flashqla),
+    ("fla-core", "fla", ("fla",), _fla),
+    ("flashinfer-python", "flashinfer", ("flashinfer", "flashinfer_nocp"), _flashinfer),
+)
+PACKAGES = tuple(package for package, *_ in _LIBRARIES)

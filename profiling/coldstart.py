@@ -1,0 +1,129 @@
+"""Cold start: how long the first call takes where nothing is compiled yet, and how many kernels that compiles.
+
+    python -m profiling.coldstart [--case wide_gva_state] [--out FOLDER]
+
+The last rung and every public library run the full forward, each in a process of its own with empty caches. All
+start at once, so they share the machine's cores. Importing is not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import torch
+
+import variants
+from kernels import peers, problem
+from kernels.errors import UserError, command
+from profiling import bench, run, schema
+
+# Where each compiler keeps what it made: the variable that names the folder, and a pattern with one match per kernel.
+_CACHES = {
+    "TILELANG_CACHE_DIR": "*/*/kernels/*/device_kernel.cu",
+    "TRITON_CACHE_DIR": "*/*.cubin",
+    "CUTE_DSL_DUMP_DIR": "*.cubin",
+}
+_SWITCHES = {"CUTE_DSL_KEEP": "cubin"}  # CuTe's compiler keeps kernels in memory only, unless told to write them
+_NOT_COMPARED = ("flashqla_nocp", "flashinfer_nocp", "token_loop")  # the same library again, or nothing to compile
+
+
+class ColdStartFailed(UserError):
+    """A first call ended with an error: whose, and what it said."""
+
+
+def measure(case: problem.Case, folder: Path, info: dict) -> list[dict]:
+    """Rows of `cold_start` and `kernels_compiled`, added to `folder`.
+
+    Raises:
+        ColdStartFailed: the rung's first call ended with an error; that of a library is left out with a note.
+    """
+    ours = variants.LADDER[-1]
+    found, _ = peers.find()
+    names = [ours, *(name for name in found if name not in _NOT_COMPARED)]
+    info["protocol"]["cold start"] = (
+        f"first call of the full forward less a second one, {len(names)} processes at once on {os.cpu_count()} cores, "
+        "each with empty caches; imports not counted"
+    )
+    with tempfile.TemporaryDirectory() as scratch:
+        started = {}
+        for name in names:
+            caches = {variable: Path(scratch, name, variable) for variable in _CACHES}
+            for path in caches.values():
+                path.mkdir(parents=True)
+            words = [sys.executable, "-m", "profiling.coldstart", "--case", case.name, "--first-call", name]
+            started[name] = subprocess.Popen(
+                words,
+                cwd=run.ROOT,
+                env=os.environ | {variable: str(path) for variable, path in caches.items()} | _SWITCHES,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+            )
+        printed = {name: process.communicate()[0] for name, process in started.items()}
+        rows = []
+        for name, process in started.items():
+            if process.returncode:
+                said = " | ".join(printed[name].strip().splitlines()[-3:])
+                if name == ours:
+                    raise ColdStartFailed(f"the first call of {name} was expected to succeed, and said {said}")
+                print(f"  {name} is left out: {said}")
+                continue
+            seconds = json.loads(printed[name].strip().splitlines()[-1])["seconds"]
+            kernels = sum(len(list(Path(scratch, name, each).glob(kernel))) for each, kernel in _CACHES.items())
+            where = (info["run"], info["gpu"]["name"], "bench", name, case.name, "full")
+            for metric, value in (("cold_start", seconds), ("kernels_compiled", kernels)):
+                rows.append(schema.row(*where, metric, schema.COLD_METRICS[metric], value))
+            print(f"  {name:<16}{seconds:>8.1f} s{kernels:>6} kernels")
+    run.add_rows(folder, rows)
+    run.write_info(folder, info)
+    return rows
+
+
+def _first_call(name: str, case: problem.Case) -> float:
+    """Seconds of the first call less those of the second."""
+    implementation = (bench.implementations(variants.LADDER[-1:])["full"] | _full_peers())[name]
+    inputs = problem.make_inputs(case)
+    # FLA's tuning is part of its first call.
+    torch.cuda.synchronize()
+    times = []
+    for _ in range(2):
+        start = time.perf_counter()
+        implementation.forward(*implementation.convert(inputs))
+        torch.cuda.synchronize()
+        times.append(time.perf_counter() - start)
+    return times[0] - times[1]
+
+
+def _full_peers() -> dict[str, problem.Implementation]:
+    return {name: phases["full"] for name, phases in peers.find()[0].items()}
+
+
+@command
+def main() -> None:
+    """Run the command line that the module describes."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--case", default="wide_gva_state", help="one case")
+    parser.add_argument("--out", help="a new folder; results/<time>-coldstart if left out")
+    parser.add_argument("--first-call", help=argparse.SUPPRESS)  # what each of the processes does
+    options = parser.parse_args()
+    (case,) = problem.select(options.case)
+    run.require_gpu()
+    if options.first_call:
+        print(json.dumps({"seconds": _first_call(options.first_call, case)}))
+        return
+    folder = run.new_folder("coldstart", options.out)
+    ours = variants.LADDER[-1]
+    measure(case, folder, run.describe({ours: variants.label(ours)}))
+    print(f"\nrows: {folder}")
+
+
+if __name__ == "__main__":
+    main()
