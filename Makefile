@@ -2,7 +2,8 @@
 # that interpreter is used and nothing is installed.
 #   VARIANT  all, or rungs separated by commas          CASE   suites and cases separated by commas
 #   SET      what ncu collects: full, speed, stalls or roofline
-#   RUN      the folder of a run, to report or diff     OUT    a new folder for what is measured
+#   RUN      the folder of a run, to report or diff; two with a comma to compare in a report
+#   OUT      a new folder for what is measured
 .DEFAULT_GOAL := help
 .PHONY: help env test test-gpu lint compile bench peers ncu nsys record notebooks report diff clean
 .DELETE_ON_ERROR:
@@ -30,7 +31,7 @@ help: ## list the targets
 
 env: $(everything) ## install everything for kernels, tests and notebooks into .venv
 
-report: $(reporting) ## tables, figure and PDF of RUN (the recorded H200 run) into build/report; needs no GPU
+report: $(reporting) ## PDF, tables, figures of RUN (the recorded H200 run) into build/report; RUN=a,b compares two
 	$(py) -m analysis.report --run $(RUN) --out build/report
 
 diff: $(reporting) ## what moved from rung A to B (the last two) on CASE=wide_gva_state, by Nsight's counters, in words
@@ -64,8 +65,8 @@ ncu: $(everything) ## Nsight Compute on VARIANT=all, CASE=wide_gva_state: report
 nsys: $(everything) ## Nsight Systems on VARIANT=all, CASE=lab: report, sqlite, time per NVTX range
 	$(py) -m profiling.nsys --variant $(VARIANT) $(with_case) $(with_out)
 
-record: $(comparing) ## bench, peers, cold start, ncu and nsys into profiling/recorded/<gpu>; PART=bench|cold|ncu|nsys|rows does one of them
-	$(py) -m profiling.record $(if $(PART),--part $(PART)) $(if $(REPLACE),--replace)
+record: $(comparing) ## bench, peers, cold start, ncu, nsys into profiling/recorded/<gpu> or OUT; PART=bench|cold|ncu|nsys|rows: one of them
+	$(py) -m profiling.record $(if $(PART),--part $(PART)) $(if $(REPLACE),--replace) $(with_out)
 
 clean: ## remove .venv, build and caches; results and recorded runs stay
 	rm -rf .venv build .pytest_cache .ruff_cache *.egg-info

@@ -2,15 +2,15 @@
 
     python -m analysis.diff [--a smem] [--b multibuf] [--case wide_gva_state] [--run FOLDER]
 
-The row of a group that changed by the largest factor is in bold. A rung of several kernels counts as one:
-durations, bytes and counts are summed; shares and waits are averaged with the kernels' durations as weights;
-registers, shared memory and occupancy are those of its longest kernel.
+The row of a group that changed by the largest factor is in bold. A rung of several kernels counts as one, see
+analysis.tables.profile.
 """
 
 from __future__ import annotations
 
 import argparse
 import math
+from itertools import pairwise
 from pathlib import Path
 
 import pandas as pd
@@ -24,7 +24,6 @@ from kernels.problem import CASES
 from profiling.metrics import LIMITS, METRICS, STALLS
 
 SECTOR = 32  # bytes; the L2 cache counts its traffic in these
-LONGEST = ("registers", "shared_memory", "occupancy", "waves")  # taken from the longest kernel
 # Groups in reading order: from what the hardware does to why it can't do more.
 GROUPS = {
     "How busy the GPU is": ("tensor_pipe", "issue_active", "sm_throughput", "l2_throughput", "dram_throughput"),
@@ -47,25 +46,6 @@ MOST = 6  # waits that are listed, those that moved most
 
 class NoDiff(UserError):
     """Two rungs that this run can't compare on this case."""
-
-
-def counters(run: Run, variant: str, case: str) -> dict[str, float]:
-    """Nsight Compute's metrics of a rung on a case by short name, its kernels taken together; empty if not profiled."""
-    ncu = run.rows("ncu", "core")
-    ncu = ncu[(ncu["variant"] == variant) & (ncu["case"] == case)]
-    if ncu.empty:
-        return {}
-    wide = ncu.pivot_table(index="kernel", columns="metric", values="value", aggfunc="sum")
-    longest, weights = wide.loc[wide["duration"].idxmax()], wide["duration"] / wide["duration"].sum()
-    together = {}
-    for name in wide.columns:
-        if name in LONGEST or name in LIMITS:
-            together[name] = longest[name]
-        elif METRICS[name].unit == "ratio" or name in STALLS:
-            together[name] = (wide[name] * weights).sum()
-        else:
-            together[name] = wide[name].sum()
-    return together
 
 
 def diff(run: Run, a: str, b: str, case: str) -> pd.DataFrame:
@@ -118,8 +98,8 @@ def explain(run: Run, a: str, b: str, case: str) -> list[Table]:
                     METRICS[row.metric].label,
                     METRICS[row.metric].meaning,
                     METRICS[row.metric].counter,
-                    _value(row.metric, row.a),
-                    _value(row.metric, row.b),
+                    value(row.metric, row.a),
+                    value(row.metric, row.b),
                     times(row.change),
                 ]
                 for row in part.itertuples()
@@ -130,6 +110,61 @@ def explain(run: Run, a: str, b: str, case: str) -> list[Table]:
         )
         for group, part in _changes(of_a, of_b).groupby("group", sort=False)
     ]
+
+
+def changes(run: Run, case: str | None) -> pd.DataFrame:
+    """`diff` of each profiled rung and the next, one below the other, with the columns case, from and to before it."""
+    found = tables.profiles(run, case)
+    pairs = list(pairwise(found.index))
+    frames = [_changes(*(found.loc[name].dropna().to_dict() for name in pair)) for pair in pairs]
+    both = pd.concat(frames, keys=pairs, names=["from", "to"]) if pairs else pd.DataFrame()
+    return both.reset_index(["from", "to"]).assign(case=case) if pairs else both
+
+
+def neighbours(run: Run, case: str | None) -> list[Table]:
+    """From each profiled rung to the next: of every group of counters the one that changed by the largest factor.
+
+    Of the waits it is the one that changed by most warps. Empty where fewer than two rungs were profiled on this case.
+    """
+    found = tables.profiles(run, case)
+    return [_moved_table(found.loc[a], found.loc[b], a, b, case) for a, b in pairwise(found.index)]
+
+
+def _moved_table(of_a: pd.Series, of_b: pd.Series, a: str, b: str, case: str) -> Table:
+    changes = _changes(of_a.dropna().to_dict(), of_b.dropna().to_dict())
+    shown = [
+        part.iloc[0 if group == WAITS else _moved_most(part["change"])]  # waits are in order of their change
+        for group, part in changes.groupby("group", sort=False)
+    ]
+    return Table(
+        title=f"From {a} to {b}: what moved most on {case}",
+        head=["Group", "Metric", "Meaning", a, b, "Change"],
+        rows=[
+            [
+                row.group,
+                METRICS[row.metric].label,
+                METRICS[row.metric].meaning,
+                value(row.metric, row.a),
+                value(row.metric, row.b),
+                times(row.change),
+            ]
+            for row in shown
+        ],
+        text_columns=3,
+    )
+
+
+def value(metric: str, value: float) -> str:
+    """A metric of Nsight Compute in base units, as tables print it."""
+    unit = METRICS[metric].unit
+    if unit == "ratio":
+        return percent(value)
+    if unit == "byte":
+        return f"{digits(value / 1e6, 3)} MB" if value >= 1e6 else f"{digits(value / 2**10, 3)} KiB"
+    for scale, letter in ((1e9, " G"), (1e6, " M")):
+        if value >= scale:
+            return digits(value / scale, 3) + letter
+    return digits(value, 3)
 
 
 def _check_rungs(run: Run, *names: str) -> None:
@@ -146,7 +181,7 @@ def _profiled(run: Run, a: str, b: str, case: str) -> list[dict[str, float]]:
     _check_rungs(run, a, b)
     both = []
     for variant in (a, b):
-        both.append(counters(run, variant, case))
+        both.append(tables.profile(run, variant, case))
         if not both[-1]:
             raise NoDiff(
                 f"{run.folder}: counters of {variant} on {case} were expected, found them on "
@@ -203,18 +238,6 @@ def _limit(of: dict, name: str) -> str:
     fewest = min(limits.values())
     words = " and ".join(word for word, room in limits.items() if room == fewest)
     return f"An SM has room for {present.count(int(fewest), 'CTA')} of {name}, limited by {words}."
-
-
-def _value(metric: str, value: float) -> str:
-    unit = METRICS[metric].unit
-    if unit == "ratio":
-        return percent(value)
-    if unit == "byte":
-        return f"{digits(value / 1e6, 3)} MB" if value >= 1e6 else f"{digits(value / 2**10, 3)} KiB"
-    for scale, letter in ((1e9, " G"), (1e6, " M")):
-        if value >= scale:
-            return digits(value / scale, 3) + letter
-    return digits(value, 3)
 
 
 @command

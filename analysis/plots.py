@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
@@ -14,6 +15,7 @@ from analysis.present import count, headline, percent, times, with_spread
 from kernels import work
 from kernels.problem import CASES, Case
 
+_MEAN = "geometric mean"
 _COLUMNS = 4  # of the small panels
 _BAR, _HEAD, _FOOT = 0.14, 0.42, 0.30  # inches: a rung in a panel, a panel's title, a panel's axis
 _MEAN_BAR = 0.2  # inches: a rung in the upper panel
@@ -37,10 +39,9 @@ def ladder_figure(run: Run) -> Figure:
     upper = _HEAD + _MEAN_BAR * len(rungs) + _FOOT
     lower = _HEAD + _BAR * len(rungs) + _FOOT
     with style.look():
-        figure = Figure(figsize=(style.WIDTH, 0.6 + upper + lines * lower), layout="constrained")
-        figure.suptitle(headline(run).replace(" (", "\n(", 1), x=0.01, ha="left", fontsize=9, fontweight="bold")
+        figure = style.headed(0.6 + upper + lines * lower, headline(run))
         above, below = figure.subfigures(2, 1, height_ratios=[upper, lines * lower], hspace=0)
-        _means(above.subplots(), mean, run)
+        _means(above.subplots(), mean)
         panels = below.subplots(lines, _COLUMNS, sharey=True, squeeze=False).ravel()
         for axes, case in zip(panels, cases, strict=False):
             _case(axes, ladder[ladder["case"] == case].set_index("variant"), CASES[case], rungs, run)
@@ -56,14 +57,70 @@ def ladder_figure(run: Run) -> Figure:
     return figure
 
 
-def _means(axes: Axes, mean: pd.DataFrame, run: Run) -> None:
+def steps_figure(run: Run) -> Figure:
+    """Speed-up over the first rung, rung by rung: a grey line of steps per case, a black one for the mean.
+
+    Raises:
+        BadRun: see analysis.tables.ladder and geomean.
+    """
+    ladder = tables.ladder(run)
+    mean = tables.geomean(ladder)
+    rungs = tables.rungs(run)
+    gains = ladder.pivot(index="variant", columns="case", values="speedup").reindex(rungs)
+    gains = gains[[case for case in run.cases if case in gains and gains[case].notna().any()]]
+    gains[_MEAN] = mean.set_index("variant")["speedup"]
+    largest = mean.iloc[mean["step"].fillna(1).argmax()]
+    title = f"The largest step is {largest['variant']}, {times(largest['step'])} as fast as the rung before it"
+    with style.look():
+        figure = style.headed(3.0, title if len(rungs) > 1 else headline(run))
+        axes = figure.subplots()
+        for name, gain in gains.items():
+            line = {"color": style.INK, "lw": 1.8, "zorder": 3} if name == _MEAN else {"color": style.FAINT, "lw": 0.7}
+            axes.stairs(gain, np.arange(len(rungs) + 1) - 0.5, baseline=None, **line)
+        axes.set_yscale("log")
+        axes.set_yticks([1, 2, 5, 10, 20, 50], [f"{gain}×" for gain in (1, 2, 5, 10, 20, 50)])
+        axes.minorticks_off()
+        axes.set_ylim(0.9 * gains.min().min(), 1.1 * gains.max().max())
+        axes.set_xticks(range(len(rungs)), rungs)
+        axes.set_xlim(-0.5, 1.3 * len(rungs) - 0.5)  # room for the labels
+        axes.set_ylabel(f"Speed-up over {rungs[0]}")
+        figure.draw_without_rendering()  # labels are set apart in inches, which needs the axes' final size
+        _ends(axes, gains.ffill().iloc[-1], len(rungs) - 0.5)
+    return figure
+
+
+def _ends(axes: Axes, last: pd.Series, x: float) -> None:
+    """Name the lines where they end."""
+    inches = axes.get_window_extent().height / axes.get_figure().dpi
+    decades = np.diff(np.log10(axes.get_ylim()))[0]
+    places = style.apart(list(np.log10(last)), 0.13 * decades / inches)
+    for (name, gain), place in zip(last.items(), places, strict=True):
+        axes.annotate(
+            f"{times(gain)} {name}",
+            (x, gain),
+            (x + 0.25, 10**place),
+            va="center",
+            fontsize=6.5,
+            fontweight="bold" if name == _MEAN else None,
+            arrowprops={
+                "arrowstyle": "-",
+                "lw": 0.4,
+                "color": style.FAINT,
+                "shrinkA": 0,
+                "shrinkB": 0,
+                "relpos": (0, 0.5),
+            },
+        )
+
+
+def _means(axes: Axes, mean: pd.DataFrame) -> None:
     first, beside = mean["variant"].iloc[0], axes.get_yaxis_transform()  # x as a share of the axes, y as a rung
     for x, head in _BESIDE.items():
         axes.text(x, -0.9, head, transform=beside, ha="right", color=style.FAINT)
     for y, row in enumerate(mean.itertuples()):
-        axes.barh(y, row.speedup, color=style.colour(run.variants.index(row.variant)), edgecolor=style.INK, lw=0.4)
+        axes.barh(y, row.speedup, **style.fill(row.variant))
         label = with_spread(times(row.speedup), row.speedup_spread) if y else "1×"
-        axes.text(row.speedup, y, f" {label}", va="center")
+        style.label(axes, row.speedup, y, label)
         for x, value in zip(_BESIDE, (times(row.step), percent(row.light_share)), strict=True):
             axes.text(x, y, value, transform=beside, ha="right", va="center")
     axes.axvline(1, color=style.INK, lw=0.6, ls=":")
@@ -80,9 +137,8 @@ def _case(axes: Axes, part: pd.DataFrame, case: Case, rungs: list[str], run: Run
             continue
         time = part.loc[variant, "time_s"] * 1e6
         whisker = time * part.loc[variant, "spread"]
-        colour = style.colour(run.variants.index(variant))
-        axes.barh(y, time, xerr=whisker, color=colour, edgecolor=style.INK, lw=0.4, error_kw={"lw": 0.8})
-        axes.text(time + whisker, y, f" {time:.0f}", va="center", fontsize=6.5)
+        axes.barh(y, time, xerr=whisker, error_kw={"lw": 0.8}, **style.fill(variant))
+        style.label(axes, time + whisker, y, f"{time:.0f}", fontsize=6.5)
     axes.axvline(work.speed_of_light(work.core(case), run.ceilings) * 1e6, color=style.INK, lw=0.8, ls="--")
     axes.set_xlim(0, 1.3 * part["time_s"].max() * 1e6)  # room for the label of the longest bar
     axes.locator_params(axis="x", nbins=3)

@@ -12,8 +12,10 @@ from analysis import tables
 from analysis.load import Run
 from kernels import work
 from kernels.problem import CASES
+from profiling.metrics import METRICS, STALLS
 
 NONE = "–"  # a value that does not exist
+UNITS = ("tensor_pipe", "issue_active", "l2_throughput", "dram_throughput")  # one of which may be the limit
 
 
 @dataclass(frozen=True)
@@ -43,14 +45,17 @@ def headline(run: Run) -> str:
     if later.empty:
         return f"{first['variant']} reaches {percent(first['light_share'])} of speed of light ({over})."
     best = later.loc[later["time_s"].idxmin()]
-    ratio, spread = best["speedup"], best["speedup_spread"]
-    if abs(ratio - 1) <= spread:
-        verdict = f"is as fast as {first['variant']}, within the measurement's spread"
-    elif ratio > 1:
-        verdict = f"is {times(ratio)[:-1]} times as fast as {first['variant']}"
-    else:
-        verdict = f"takes {times(1 / ratio)[:-1]} times as long as {first['variant']}"
+    verdict = compared(best["speedup"], best["speedup_spread"], first["variant"])
     return f"{best['variant']} {verdict}, and reaches {percent(best['light_share'])} of speed of light ({over})."
+
+
+def compared(ratio: float, spread: float, other: str) -> str:
+    """What a speed-up over `other` means, as a sentence without its subject; nothing within the spread counts."""
+    if abs(ratio - 1) <= spread:
+        return f"is as fast as {other}, within the measurement's spread"
+    if ratio > 1:
+        return f"is {times(ratio)[:-1]} times as fast as {other}"
+    return f"takes {times(1 / ratio)[:-1]} times as long as {other}"
 
 
 def rungs(run: Run) -> Table:
@@ -58,7 +63,7 @@ def rungs(run: Run) -> Table:
     ladder = tables.ladder(run)
     mean = tables.geomean(ladder)
     first = mean["variant"].iloc[0]
-    left_out = [case for case in run.cases if case not in tables.shared_cases(ladder)]
+    left_out = [case for case in run.ladder_cases if case not in tables.shared_cases(ladder)]
     note = f"vs {first}: in brackets the lowest and highest case. ± is half the interquartile range."
     if left_out:
         note += f" Left out, because not every rung runs them: {', '.join(left_out)}."
@@ -130,14 +135,11 @@ def ladder(run: Run) -> Table:
 
 def cases(run: Run) -> Table:
     """What each case asks of the device, and the time below which nothing can run it."""
-    ceilings, rows = run.ceilings, []
-    for name in run.cases:
-        case = CASES[name]
-        least = work.core(case)
-        by_arithmetic = least.flops / ceilings.flops_per_second > least.bytes / ceilings.bytes_per_second
-        floor = microseconds(work.speed_of_light(least, ceilings))
-        limit = "arithmetic" if by_arithmetic else "memory"
-        rows.append([name, case.shape, limit, digits(least.flops / 1e9, 3), digits(least.bytes / 1e6, 3), floor])
+    rows = []
+    for row in tables.cases(run).itertuples():
+        limit = "arithmetic" if row.flops_s > row.bytes_s else "memory"
+        counts = digits(row.flops / 1e9, 3), digits(row.bytes / 1e6, 3)
+        rows.append([row.case, CASES[row.case].shape, limit, *counts, microseconds(row.light_s)])
     return Table(
         title="The cases and their speed of light",
         head=["Case", "Shape", "Limited by", "GFLOP", "MB", "Speed of light, µs"],
@@ -147,11 +149,130 @@ def cases(run: Run) -> Table:
     )
 
 
+def formulations(run: Run) -> Table:
+    """What each way to write the core asks for, on the case with most arithmetic."""
+    frame = tables.formulations(run)
+    case = frame["case"].iloc[0]
+    return Table(
+        title=f"The formulations on {case} ({CASES[case].shape})",
+        head=["Formulation", "GFLOP", "MB", "FLOP/byte", "Speed of light, µs"],
+        rows=[
+            [
+                row.formulation,
+                digits(row.flops / 1e9, 3),
+                digits(row.bytes / 1e6, 3),
+                digits(row.intensity, 3),
+                microseconds(row.light_s),
+            ]
+            for row in frame.itertuples()
+        ],
+        note="Formulas in kernels/work.py. The token recurrence has least arithmetic and none of it is a matrix "
+        "product: its speed of light, at the rate of one, is out of reach. Shares of speed of light are of the second "
+        "row everywhere.",
+    )
+
+
+def preprocessing(run: Run) -> Table:
+    """Preprocessing and core in a full forward, from Nsight Systems; where there is none, how to add it."""
+    frame = tables.preprocessing(run)
+    if frame.empty:
+        return Table("Nsight Systems", [], [], absent("Nsight Systems", "nsys"))
+    return Table(
+        title="Preprocessing in a full forward",
+        head=["Case", "Rung", "Preprocessing, µs", "Core, µs", "Share"],
+        rows=[
+            [
+                case if i == 0 else "",
+                row.variant,
+                microseconds(row.preprocess_s),
+                microseconds(row.core_s),
+                percent(row.share),
+            ]
+            for case, part in frame.groupby("case", sort=False)
+            for i, row in enumerate(part.itertuples())
+        ],
+        note="Sums of kernel times; every rung has the same preprocessing.",
+        text_columns=2,
+    )
+
+
+def libraries(run: Run) -> list[Table]:
+    """The libraries beside the fastest rung, where a run has rows of them; no table where it has none."""
+    frame = tables.libraries(run)
+    if frame.empty:
+        return []
+    rows, last = [], None
+    for row in frame.itertuples():
+        start = row.case if row.case != last else ""
+        times_of = [with_spread(microseconds(row.time_s), row.spread), microseconds(row.eager_s)]
+        rows.append([start, row.phase, row.variant, *times_of])
+        last = row.case
+    return [
+        Table(
+            title="Libraries and the fastest rung",
+            head=["Case", "Phase", "Variant", "Time, µs", "Eager, µs"],
+            rows=rows,
+            note="Compare within a phase only: a full forward includes the preprocessing, the core does not.",
+            text_columns=3,
+        )
+    ]
+
+
+def attempts(frame: pd.DataFrame) -> Table:
+    """The rejected attempts of analysis.prose.attempts."""
+    return Table(
+        title="What was tried and not kept",
+        head=["Stage", "Tried", "Measured", "Why not"],
+        rows=frame.values.tolist(),
+        note="From analysis/attempts.md, measured when they were tried and not rows of this run: unless it says "
+        "otherwise, µs of the graph clock on one H200, core, geometric mean over the lab cases.",
+        text_columns=4,
+    )
+
+
+def effect(run: Run, variant: str) -> str:
+    """What a rung was worth, by the benchmark, in a sentence or two; that it was not timed, where it was not."""
+    ladder = tables.ladder(run)
+    mean = tables.geomean(ladder)
+    if variant not in set(mean["variant"]):
+        return f"The benchmark of this run did not time {variant}."
+    row = mean.set_index("variant").loc[variant]
+    time = with_spread(microseconds(row["time_s"]), row["spread"])
+    over = f"geometric mean over {count(row['cases'], 'case')}"
+    text = f"{variant} takes {time} µs, {percent(row['light_share'])} of speed of light ({over})."
+    steps = ladder[ladder["variant"] == variant].set_index("case")["step"].dropna()
+    if steps.empty or math.isnan(row["step"]):
+        return text
+    before = mean["variant"].iloc[list(mean["variant"]).index(variant) - 1]
+    least, most = steps.idxmin(), steps.idxmax()
+    return (
+        f"{text} It is {with_spread(times(row['step']), row['step_spread'])} as fast as {before}: from "
+        f"{times(steps[least])} on {least} to {times(steps[most])} on {most}."
+    )
+
+
+def bottleneck(run: Run, variant: str, case: str) -> str:
+    """What Nsight Compute says of a rung on a case, in a few sentences; empty where it was not profiled."""
+    found = tables.profile(run, variant, case)
+    busy = {METRICS[name].label: found[name] for name in UNITS if name in found}
+    waits = {name: found[name] for name in STALLS if name in found}
+    if not busy or not waits:
+        return ""
+    shares = ", ".join(f"{label} {percent(share)}" for label, share in busy.items())
+    longest = max(waits, key=waits.get)
+    moved = (found.get("dram_read", math.nan) + found.get("dram_write", math.nan)) / work.core(CASES[case]).bytes
+    return (
+        f"On {case}, busy of their peak: {shares}. Device memory moves {times(moved)} the least that the core can. The "
+        f"longest wait is {METRICS[longest].label} ({METRICS[longest].meaning}): {digits(waits[longest], 2)} warps per "
+        "issued instruction."
+    )
+
+
 def counters(run: Run) -> list[Table]:
     """Nsight Compute's counters, a table per profiled case; where there is none, how to add one."""
     profiled = tables.profiled_cases(run)
     if not profiled:
-        return [_absent("Nsight Compute", "ncu")]
+        return [Table("Nsight Compute", [], [], absent("Nsight Compute", "ncu"))]
     return [_counters(case, tables.counters(run, case)) for case in profiled]
 
 
@@ -159,19 +280,20 @@ def timeline(run: Run) -> Table:
     """Kernel time per NVTX range from Nsight Systems; where there is none, how to add it."""
     frame = tables.timeline(run)
     if frame.empty:
-        return _absent("Nsight Systems", "nsys")
+        return Table("Nsight Systems", [], [], absent("Nsight Systems", "nsys"))
     rows, last = [], None
     for row in frame.itertuples():
         start = row.case if row.case != last else ""
-        span = [microseconds(row.kernel_s), microseconds(row.projected_s), percent(row.kernel_s / row.projected_s)]
-        rows.append([start, row.variant, row.phase, str(row.launches), *span])
+        spent = [microseconds(time) for time in (row.kernel_s, row.projected_s, row.host_s)]
+        rows.append([start, row.variant, row.phase, str(row.launches), *spent, percent(row.kernel_s / row.projected_s)])
         last = row.case
     return Table(
         title="Nsight Systems: kernel time per NVTX range",
-        head=["Case", "Rung", "Phase", "Launches", "Kernels, µs", "Span, µs", "Kernels in span"],
+        head=["Case", "Rung", "Phase", "Launches", "Kernels, µs", "Span, µs", "Host, µs", "Kernels in span"],
         rows=rows,
         note="One call after warm-up. The span lasts from the first operation's start to the last one's end; what "
-        "kernels do not fill of it is the gaps between launches.",
+        "kernels do not fill of it is the gaps between launches. Host: what the thread spent in the range, tracing "
+        "included; the GPU runs beside it.",
         text_columns=3,
     )
 
@@ -271,11 +393,10 @@ def _counters(case: str, frame: pd.DataFrame) -> Table:
     )
 
 
-def _absent(tool: str, part: str) -> Table:
+def absent(tool: str, part: str) -> str:
+    """What to do about a run without the rows of a profiler that something is made of."""
     remedy = f"On a machine with a GPU, make record PART={part} adds them to the recorded run"
-    return Table(
-        tool, [], [], f"This run holds no rows of {tool}. {remedy}; make {part} profiles into a run of its own."
-    )
+    return f"This run lacks the rows of {tool} for this. {remedy}; make {part} profiles into a run of its own."
 
 
 def _ceilings(run: Run) -> str:

@@ -1,24 +1,22 @@
-"""Turns a run into a report: tables, figure, executed notebook, one PDF, and README.md's results.
+"""Turns a run into a report: one PDF, its tables and figures as files, and README.md's results.
 
-    python -m analysis.report [--run FOLDER] [--out build/report]
+    python -m analysis.report [--run FOLDER[,FOLDER]] [--out build/report]
 
-All of it is made in a temporary folder first and moved into place at the end, README.md last, so a failure
-leaves what was there. The same run gives the same files, byte for byte, with one set of package versions.
+Two folders are compared instead, see analysis.compare. All of it is made in a temporary folder first and moved into
+place at the end, README.md last, so a failure leaves what was there. The same run gives the same files, byte for byte,
+with one set of package versions.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
-import shutil
-import tempfile
-from dataclasses import asdict
+from collections.abc import Mapping
 from pathlib import Path
 
 import pandas as pd
-import typst
+from matplotlib.figure import Figure
 
-from analysis import notebooks, plots, present, style, tables
+from analysis import compare, dag, diff, plots, plots_ncu, plots_nsys, present, prose, publish, roofline, tables
 from analysis.load import DEFAULT, Run, load
 from kernels.errors import UserError, command
 from kernels.problem import SUITES
@@ -26,7 +24,6 @@ from profiling.run import ROOT
 
 README = ROOT / "README.md"
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
-NOTEBOOK = notebooks.FOLDER / "1_speedup.ipynb"
 TEMPLATE = Path(__file__).with_name("report.typ")
 
 
@@ -56,38 +53,88 @@ def with_results(readme: str, block: str) -> str:
     return f"{before}{BEGIN}\n\n{block}\n{END}{after}"
 
 
-def ladder_csv(run: Run) -> str:
-    """The frames of analysis.tables.ladder and geomean as one CSV; the mean's rows have the case "geomean"."""
-    ladder = tables.ladder(run)
-    return pd.concat([ladder, tables.geomean(ladder)]).to_csv(index=False, float_format="%.6g")
+def parts(run: Run) -> dict[str, publish.Part]:
+    """Every table of the report by the name of its file.
+
+    Raises:
+        BadRun: the run holds no benchmark that can be compared.
+        BadProse: see analysis.prose.attempts.
+    """
+    ladder, case = tables.ladder(run), tables.most_work(run)
+    counters = [tables.counters(run, name).assign(case=name) for name in tables.profiled_cases(run)]
+    tried = prose.attempts(prose.ATTEMPTS)
+    return {
+        "rungs": publish.Part(tables.geomean(ladder), [present.rungs(run)]),
+        "ladder": publish.Part(ladder, [present.ladder(run)]),
+        "cases": publish.Part(tables.cases(run), [present.cases(run)]),
+        "formulations": publish.Part(tables.formulations(run), [present.formulations(run)]),
+        "counters": publish.Part(pd.concat([pd.DataFrame(), *counters]), present.counters(run)),
+        "changes": publish.Part(diff.changes(run, case), diff.neighbours(run, case)),
+        "timeline": publish.Part(tables.timeline(run), [present.timeline(run)]),
+        "preprocessing": publish.Part(tables.preprocessing(run), [present.preprocessing(run)]),
+        "libraries": publish.Part(tables.libraries(run), present.libraries(run)),
+        "attempts": publish.Part(tried, [present.attempts(tried)]),
+    }
 
 
-def write_pdf(run: Run, figure: Path, path: Path) -> None:
-    """Lay the report out with Typst; `figure` is the ladder figure as SVG."""
-    data = {
+def figures(run: Run) -> dict[str, Figure]:
+    """Every figure of the report by the name of its file; those of a profiler only where it saw the run."""
+    found = {"ladder": plots.ladder_figure(run), "steps": plots.steps_figure(run), "dag": dag.figure()}
+    if case := tables.most_work(run):
+        found |= {
+            "roofline": roofline.figure(run),
+            "stalls": plots_ncu.stalls_figure(run, case),
+            "utilisation": plots_ncu.utilisation_figure(run, case),
+            "resources": plots_ncu.resources_figure(run, case),
+        }
+    if case := tables.shortest(run):
+        found |= {"timeline": plots_nsys.timeline_figure(run, case), "shares": plots_nsys.shares_figure(run)}
+    return found
+
+
+def content(run: Run, found: Mapping[str, publish.Part]) -> dict:
+    """What the PDF says but for its figures, as the template takes it; `found` are the run's `parts`.
+
+    Raises:
+        BadProse: see analysis.prose.remarks.
+    """
+    wide = {"rungs": [0, 1, 0, 0, 0, 0], "formulations": [1, 0, 0, 0, 0], "attempts": [0, 1, 1, 1]}
+    one = {name: publish.for_typst(found[name].printed[0], wide.get(name)) for name in (*wide, "ladder", "cases")}
+    return {
         "title": f"Gated DeltaNet prefill on {run.info['gpu']['name']}",
-        "headline": present.headline(run),
-        "rungs": _for_typst(present.rungs(run), [0, 1, 0, 0, 0, 0]),
-        "figure": figure.name,
-        "ladder": _for_typst(present.ladder(run)),
-        "cases": _for_typst(present.cases(run)),
-        "counters": [_for_typst(table, [0, 0, 1] + [0] * 9, size=7) for table in present.counters(run)],
-        "timeline": _for_typst(present.timeline(run)),
-        "environment": _for_typst(present.environment(run), [0, 1]),
+        "origin": present.origin(run),
+        **one,
+        "stages": _stages(run, found["changes"].printed),
+        "counters": [publish.for_typst(table, [0, 0, 1] + [0] * 9, size=7) for table in found["counters"].printed],
+        "timeline": publish.for_typst(found["timeline"].printed[0], size=7),
+        "peers": [publish.for_typst(table) for table in found["libraries"].printed],
+        "environment": publish.for_typst(present.environment(run), [0, 1]),
         "commands": commands(run),
     }
-    with tempfile.TemporaryDirectory() as folder:
-        root = Path(folder)
-        (root / "data.json").write_text(json.dumps(data), encoding="utf-8")
-        for source in (TEMPLATE, figure):
-            shutil.copy(source, root)
-        typst.compile(root / TEMPLATE.name, output=path, root=root, ignore_system_fonts=True)
+
+
+def _stages(run: Run, changes: list[present.Table]) -> list[dict]:
+    """A stage per rung that was timed, with what its file, the benchmark, the counters and the user say of it."""
+    remarks, case = prose.remarks(prose.REMARKS, run.variants), tables.most_work(run)
+    moved = {table.head[4]: publish.for_typst(table, [0, 0, 1, 0, 0, 0], size=7.5) for table in changes}
+    return [
+        {
+            "name": name,
+            "label": run.info["variants"][name],
+            "docstring": prose.docstring(name),
+            "effect": present.effect(run, name),
+            "bottleneck": present.bottleneck(run, name, case) if case else "",
+            "moved": moved.get(name),
+            "remarks": remarks.get(name, []),
+        }
+        for name in tables.rungs(run)
+    ]
 
 
 def commands(run: Run) -> list[tuple[str, str]]:
     """The commands behind such a report, and what each does."""
-    suites = [name for name, cases in SUITES.items() if [case.name for case in cases] == run.cases]
-    chosen = f"VARIANT={','.join(run.variants)} CASE={','.join(suites or run.cases)}"
+    suites = [name for name, cases in SUITES.items() if [case.name for case in cases] == run.ladder_cases]
+    chosen = f"VARIANT={','.join(run.variants)} CASE={','.join(suites or run.ladder_cases)}"
     return [
         (f"make bench {chosen}", "checks, then times; on the GPU, like the next three"),
         (f"make ncu {chosen}", "Nsight Compute's counters"),
@@ -102,45 +149,46 @@ def write(run: Run, out: Path) -> list[Path]:
 
     Raises:
         BadRun: the run holds no benchmark that can be compared.
-        NotebookFailed: a cell of the notebook raised.
+        BadProse: remarks or attempts can't be read.
     """
-    out.mkdir(parents=True, exist_ok=True)
-    # Beside the files it replaces, so that moving them is a rename.
-    with tempfile.TemporaryDirectory(dir=out, prefix=".") as folder:
-        stage = Path(folder)
-        printed = (present.rungs(run), present.ladder(run))
-        (stage / "ladder.md").write_text(results(run), encoding="utf-8")
-        (stage / "ladder.csv").write_text(ladder_csv(run), encoding="utf-8")
-        (stage / "ladder.tex").write_text(present.latex(*printed), encoding="utf-8")
-        svg, *_ = style.save(plots.ladder_figure(run), stage, "ladder_figure")
-        write_pdf(run, svg, stage / "report.pdf")
-        notebooks.execute(NOTEBOOK, run.folder, stage)
-        return [path.replace(out / path.name) for path in sorted(stage.iterdir())]
+    return publish.staged(out, lambda stage: _write(run, stage))
+
+
+def _write(run: Run, stage: Path) -> None:
+    found = parts(run)
+    publish.write_tables(found, stage / "tables")
+    svgs = publish.write_figures(figures(run), stage / "figures")
+    publish.write_pdf(TEMPLATE, content(run, found), svgs, stage / "report.pdf")
 
 
 @command
 def main() -> None:
     """The command line."""
-    parser = argparse.ArgumentParser(description="Turn a run into tables, a figure, a notebook page and a PDF.")
-    parser.add_argument("--run", type=Path, default=DEFAULT, help="a run folder; the recorded H200 run if left out")
+    parser = argparse.ArgumentParser(description="Turn a run, or two to compare, into a PDF, tables and figures.")
+    parser.add_argument("--run", default=str(DEFAULT), help="a run folder, or two with a comma between them")
     parser.add_argument("--out", type=Path, default=ROOT / "build" / "report")
     options = parser.parse_args()
-    run = load(options.run)
-    quoted = run.folder.resolve() == DEFAULT.resolve()  # README.md quotes the recorded run and no other
+    runs = [load(folder) for folder in options.run.split(",")]
+    if len(runs) > 1:
+        paths = compare.write(runs, options.out)
+        print(compare.headline(*runs))
+    else:
+        paths = _report(runs[0], options.out)
+    print("\n".join(map(str, paths)))
+
+
+def _report(run: Run, out: Path) -> list[Path]:
+    """Write a run's report, print its results, and quote them in README.md where it is the recorded run."""
+    quoted = run.folder.resolve() == DEFAULT.resolve()
     readme = with_results(README.read_text(encoding="utf-8"), results(run)) if quoted else None
-    paths = write(run, options.out)
+    paths = write(run, out)
     if quoted:
         draft = README.with_suffix(".md.new")
         draft.write_text(readme, encoding="utf-8")
         draft.replace(README)
         paths.append(README)
     print(results(run))
-    print("\n".join(map(str, paths)))
-
-
-def _for_typst(table: present.Table, widths: list[int] | None = None, size: float = 8) -> dict:
-    """A table as the template takes it; `widths` are shares of the line, 0 for as wide as the content."""
-    return {**asdict(table), "blocks": table.blocks, "widths": widths or [0] * len(table.head), "size": size}
+    return paths
 
 
 if __name__ == "__main__":

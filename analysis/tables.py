@@ -16,17 +16,18 @@ import pandas as pd
 from analysis.load import Run
 from kernels import work
 from kernels.problem import CASES
-from profiling.metrics import METRICS, STALLS
+from profiling.metrics import LIMITS, METRICS, STALLS
 from profiling.run import BadRun
 
 GEOMEAN = "geomean"  # stands for a case
 ALL_KERNELS = "all kernels"  # stands for a kernel
 
+LONGEST = ("registers", "shared_memory", "occupancy", "waves", *LIMITS)  # taken from a rung's longest kernel
 COUNTERS = ["duration", "sm_throughput", "dram_throughput", "tensor_pipe", "occupancy", "registers", "shared_memory"]
 
 
 def rungs(run: Run) -> list[str]:
-    """The variants that the core was timed with, in ladder order."""
+    """The rungs that the core was timed with, in ladder order."""
     timed = set(run.rows("bench", "core")["variant"])
     return [name for name in run.variants if name in timed]
 
@@ -52,14 +53,14 @@ def ladder(run: Run) -> pd.DataFrame:
             f"{', '.join(run.frame['tool'].unique())} only: add it with `make bench`, or name another run"
         )
     samples = {key: rows.set_index("sample")["value"] for key, rows in bench.groupby(["metric", "case", "variant"])}
-    rows = []
+    rows, timed = [], rungs(run)
     for case in run.ladder_cases:
         floor = work.speed_of_light(work.core(CASES[case]), run.ceilings)
-        ran = [variant for variant in rungs(run) if ("latency_graph", case, variant) in samples]
+        ran = [variant for variant in timed if ("latency_graph", case, variant) in samples]
         graph = {variant: samples["latency_graph", case, variant] for variant in ran}
         for variant, before in zip(ran, [None, *ran], strict=False):
             time = graph[variant].median()
-            speedup, speedup_spread = _ratio(graph.get(rungs(run)[0]), graph[variant])
+            speedup, speedup_spread = _ratio(graph.get(timed[0]), graph[variant])
             step, step_spread = _ratio(graph.get(before), graph[variant])
             rows.append(
                 {
@@ -152,22 +153,157 @@ def counters(run: Run, case: str) -> pd.DataFrame:
     return frame
 
 
+def profile(run: Run, variant: str, case: str) -> dict[str, float]:
+    """Nsight Compute's metrics of a rung on a case by short name, its kernels taken together; empty if not profiled.
+
+    Durations, bytes and counts are summed; shares, waits and the clock are averaged with the kernels' durations as
+    weights; registers, shared memory, occupancy and its limits are those of the longest kernel.
+    """
+    ncu = run.rows("ncu", "core")
+    ncu = ncu[(ncu["variant"] == variant) & (ncu["case"] == case)]
+    if ncu.empty:
+        return {}
+    wide = ncu.pivot_table(index="kernel", columns="metric", values="value", aggfunc="sum")
+    longest, weights = wide.loc[wide["duration"].idxmax()], wide["duration"] / wide["duration"].sum()
+    together = {}
+    for name in wide.columns:
+        if name in LONGEST:
+            together[name] = longest[name]
+        elif METRICS[name].unit == "ratio" or name in STALLS or name == "sm_clock":
+            together[name] = (wide[name] * weights).sum()
+        else:
+            together[name] = wide[name].sum()
+    return together
+
+
+def profiles(run: Run, case: str | None) -> pd.DataFrame:
+    """`profile` of every rung that was profiled on this case: a row per rung in ladder order, a column per metric."""
+    found = {name: profile(run, name, case) for name in run.variants}
+    return pd.DataFrame({name: values for name, values in found.items() if values}).T.rename_axis("variant")
+
+
+def most_work(run: Run) -> str | None:
+    """The profiled case with most arithmetic: the one to look at where one has to do; None where none was profiled."""
+    return max(profiled_cases(run), key=lambda case: work.core(CASES[case]).flops, default=None)
+
+
+def cases(run: Run) -> pd.DataFrame:
+    """What the core asks of the device on each case, at least (kernels.work.core), a row each.
+
+    Columns: case; flops; bytes; flops_s and bytes_s, what either takes at this run's ceilings; light_s, the longer.
+    """
+    ceilings, rows = run.ceilings, []
+    for case in run.cases:
+        least = work.core(CASES[case])
+        times = least.flops / ceilings.flops_per_second, least.bytes / ceilings.bytes_per_second
+        rows.append((case, least.flops, least.bytes, *times, work.speed_of_light(least, ceilings)))
+    return pd.DataFrame(rows, columns=["case", "flops", "bytes", "flops_s", "bytes_s", "light_s"])
+
+
+def formulations(run: Run) -> pd.DataFrame:
+    """What each way to write the core asks for on the ladder's case with most arithmetic (kernels.work), a row each.
+
+    Columns: case; formulation; flops; bytes; intensity, FLOPs per byte; light_s, the time below which it can't run at
+    this run's ceilings.
+    """
+    case = max(run.ladder_cases, key=lambda name: work.core(CASES[name]).flops)
+    rows = [
+        (case, name, asked.flops, asked.bytes, asked.flops / asked.bytes, work.speed_of_light(asked, run.ceilings))
+        for name, asked in work.formulations(CASES[case]).items()
+    ]
+    return pd.DataFrame(rows, columns=["case", "formulation", "flops", "bytes", "intensity", "light_s"])
+
+
+def launches(run: Run, case: str | None) -> pd.DataFrame:
+    """Every kernel of a case as Nsight Systems saw it, in order; empty where the trace says no starts.
+
+    Columns: variant, phase, kernel; start_s and end_s, counted from where the range of the phase was opened; host_s,
+    the time that the host spent in that range.
+    """
+    nsys = run.rows("nsys")
+    nsys = nsys[nsys["case"] == case]
+    by = ["variant", "phase"]
+    wide = nsys[nsys["kernel"] != ""].pivot(index=[*by, "kernel", "sample"], columns="metric", values="value")
+    wide = wide.reindex(columns=["start", "duration"]).dropna().reset_index()
+    host = nsys[nsys["metric"] == "host"].set_index(by)["value"].rename("host_s")
+    frame = wide.join(host, on=by).assign(start_s=wide["start"], end_s=wide["start"] + wide["duration"])
+    frame = _in_order(run, frame, [*by, "start_s"])
+    return frame[["variant", "phase", "kernel", "start_s", "end_s", "host_s"]]
+
+
+def shortest(run: Run) -> str | None:
+    """The traced case that the GPU is done with first, so that launches weigh most; None where none was traced."""
+    spans = _spans(run)
+    return None if spans.empty else spans.idxmin()
+
+
+def longest(run: Run) -> str | None:
+    """The traced case that keeps the GPU busy for longest; None where none was traced."""
+    spans = _spans(run)
+    return None if spans.empty else spans.idxmax()
+
+
+def _spans(run: Run) -> pd.Series:
+    """By traced case, the projected time of all its ranges together."""
+    frame = timeline(run)
+    placed = [case for case in frame["case"].unique() if not launches(run, case).empty]
+    return frame[frame["case"].isin(placed)].groupby("case")["projected_s"].sum()
+
+
 def timeline(run: Run) -> pd.DataFrame:
     """Nsight Systems' view: one row per NVTX range (case, variant, phase), empty where it did not run.
 
     Columns: launches; kernel_s, the sum of their durations; projected_s, from the first operation's start to
-    the last one's end. Launches that overlap can make kernel_s the larger one.
+    the last one's end; host_s, what the host spent in the range. Launches that overlap can make kernel_s the larger
+    one of the first two.
     """
-    nsys = run.rows("nsys")
-    rows = []
-    for (case, variant, phase), part in nsys.groupby(["case", "variant", "phase"]):
-        launches = part.loc[part["metric"] == "duration", "value"]
-        projected = part.loc[part["metric"] == "projected", "value"].sum()
-        rows.append((case, variant, phase, len(launches), launches.sum(), projected))
-    frame = pd.DataFrame(rows, columns=["case", "variant", "phase", "launches", "kernel_s", "projected_s"])
-    order = {name: i for i, name in enumerate([*run.cases, *run.variants, "preprocess", "core", "full"])}
-    by = ["case", "variant", "phase"]
-    return frame.sort_values(by, key=lambda names: names.map(order), ignore_index=True)
+    nsys, rows = run.rows("nsys"), []
+    for where, part in nsys.groupby(["case", "variant", "phase"]):
+        kernels = part.loc[part["metric"] == "duration", "value"]
+        projected, host = (part.loc[part["metric"] == name, "value"].sum(min_count=1) for name in ("projected", "host"))
+        rows.append((*where, len(kernels), kernels.sum(), projected, host))
+    columns = ["case", "variant", "phase", "launches", "kernel_s", "projected_s", "host_s"]
+    return _in_order(run, pd.DataFrame(rows, columns=columns), ["case", "variant", "phase"])
+
+
+def libraries(run: Run) -> pd.DataFrame:
+    """The libraries beside the fastest rung, wherever one of them was timed: a row per case, phase and variant.
+
+    Columns: time_s and spread of the graph clock, eager_s. Phases are never compared with each other.
+    """
+    bench, rows = run.rows("bench"), []
+    for (case, phase), part in bench.groupby(["case", "phase"]):
+        samples = {key: rows["value"] for key, rows in part.groupby(["variant", "metric"])}
+        ours, theirs = (
+            [name for name in names if (name, "latency_graph") in samples] for names in (run.variants, run.peers)
+        )
+        if not theirs:
+            continue
+        best = [min(ours, key=lambda name: samples[name, "latency_graph"].median())] if ours else []
+        for name in [*best, *theirs]:
+            graph, eager = samples[name, "latency_graph"], samples[name, "latency_eager"]
+            rows.append((case, phase, name, graph.median(), _spread(graph), eager.median()))
+    columns = ["case", "phase", "variant", "time_s", "spread", "eager_s"]
+    return _in_order(run, pd.DataFrame(rows, columns=columns), columns[:3])
+
+
+def preprocessing(run: Run) -> pd.DataFrame:
+    """How much of a full forward its preprocessing is: a row per case and variant that were traced in both phases.
+
+    Columns: preprocess_s and core_s, kernel times of Nsight Systems; share, of the first in their sum.
+    """
+    wide = timeline(run).pivot(index=["case", "variant"], columns="phase", values="kernel_s")
+    wide = wide.reindex(columns=["preprocess", "core"]).dropna().add_suffix("_s").reset_index()
+    wide["share"] = wide["preprocess_s"] / (wide["preprocess_s"] + wide["core_s"])
+    return _in_order(run, wide, ["case", "variant"])
+
+
+def _in_order(run: Run, frame: pd.DataFrame, by: list[str]) -> pd.DataFrame:
+    """Rows sorted by these columns: cases as in kernels.problem, variants as on the ladder, phases as they run."""
+    order = {name: i for i, name in enumerate([*run.cases, *run.variants, *run.peers, "preprocess", "core", "full"])}
+    return frame.sort_values(
+        by, key=lambda column: column.map(lambda entry: order.get(entry, entry)), ignore_index=True
+    )
 
 
 def _spread(samples: pd.Series) -> float:

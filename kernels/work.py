@@ -57,6 +57,27 @@ def full(case: Case) -> Work:
 WORK = {"core": core, "full": full}  # by phase
 
 
+def formulations(case: Case) -> dict[str, Work]:
+    """The core written in several ways, with what each asks for; further counts as in `core`.
+
+    The recurrence takes, per token and value head, 7 dk dv: one product to decay S, two each for k S, for the
+    update and for q S; it keeps S on the chip and needs no A. The ladder forms W (2 ℓ² dk) and P per value head; with
+    dv in two tiles, each of them forms both again. Intermediates in device memory are U, W and Vnew, in FP32 per
+    token, and S per chunk, each written once and read once.
+    """
+    tokens, chunks = case.B * case.T * case.Hv, case.B * len(_lengths(case)) * case.Hv
+    least, squares = core(case), 2 * _squares(case) * HEAD_DIM * case.Hv
+    states = 3 * 2 * tokens * HEAD_DIM**2
+    stored = 2 * FP32 * HEAD_DIM * (3 * tokens + chunks * HEAD_DIM)
+    return {
+        "token recurrence": Work(7 * tokens * HEAD_DIM**2, _io(case) + tokens * (FP32 + FP32)),
+        "chunk-wise, at least": least,
+        "chunk-wise, W and P per value head": Work(states + 4 * squares, least.bytes),
+        "… and dv in two tiles": Work(states + 6 * squares, least.bytes),
+        "… and intermediates in device memory": Work(states + 4 * squares, least.bytes + stored),
+    }
+
+
 def speed_of_light(work: Work, ceilings: Ceilings) -> float:
     """Seconds below which no implementation of this work can run: the slower of arithmetic and memory."""
     return max(work.flops / ceilings.flops_per_second, work.bytes / ceilings.bytes_per_second)

@@ -85,9 +85,11 @@ _FIND_OPERATIONS = """
 
 
 def read(path: Path, run_id: str, expected: tuple[str, ...]) -> list[dict]:
-    """Tidy rows of a .sqlite or .sqlite.gz, in seconds: `duration` of each kernel and `projected` of each range.
+    """Tidy rows of a .sqlite or .sqlite.gz, in seconds.
 
-    `expected` are the names of the ranges that must be there.
+    Of each kernel its `duration` and its `start`, counted from where its range was opened; of each range its
+    `projected` span and `host`, the time that the thread spent in it. `expected` are the names of the ranges that
+    must be there.
 
     Raises:
         BadExport: the file is no export, or damaged; tables, columns or ranges are missing; a range is not one phase
@@ -98,16 +100,18 @@ def read(path: Path, run_id: str, expected: tuple[str, ...]) -> list[dict]:
         ranges = _ranges(export, path, expected)
         operations = _operations(export, path)
     rows = []
-    for name in ranges:
+    for name, (opened, closed) in ranges.items():
         kernels = [operation for operation in operations[name] if operation[2]]
         if not kernels:
             raise BadExport(f"{path}: the range {name} launched no kernel: trace again")
+        starts, ends, _ = zip(*operations[name], strict=True)
+        origin = min(opened, *starts)  # the GPU's clock and the host's are matched to within some µs only
         for sample, (start, end, kernel) in enumerate(kernels):
             where = (run_id, gpu, "nsys", *tools.attribute(kernel, name, str(path)))
-            seconds = (end - start) * 1e-9
-            rows.append(schema.row(*where, "duration", "second", seconds, kernel=kernel, sample=sample))
-        starts, ends, _ = zip(*operations[name], strict=True)
-        rows.append(schema.row(*where, "projected", "second", (max(ends) - min(starts)) * 1e-9))
+            for metric, time in (("duration", end - start), ("start", start - origin)):
+                rows.append(schema.row(*where, metric, "second", time * 1e-9, kernel=kernel, sample=sample))
+        for metric, time in (("projected", max(ends) - min(starts)), ("host", closed - opened)):
+            rows.append(schema.row(*where, metric, "second", time * 1e-9))
     return rows
 
 
@@ -255,8 +259,8 @@ def _gpu(export: sqlite3.Connection, path: Path) -> str:
     return names[0]
 
 
-def _ranges(export: sqlite3.Connection, path: Path, expected: tuple[str, ...]) -> list[str]:
-    """The names of our domain's ranges, as they were opened.
+def _ranges(export: sqlite3.Connection, path: Path, expected: tuple[str, ...]) -> dict[str, tuple[int, int]]:
+    """Where our domain's ranges begin and end on the host, in ns, by name and as they were opened.
 
     Raises:
         BadExport: they are not the phases that were expected, each once, and one after another on a thread.
@@ -292,7 +296,7 @@ def _ranges(export: sqlite3.Connection, path: Path, expected: tuple[str, ...]) -
                 f"{path}: one range after another was expected, found {second} opened inside {first}, so that kernels "
                 "would count twice: trace with `make nsys`"
             )
-    return list(times)
+    return {name: (start, end) for name, _, start, end, _ in found}
 
 
 def _operations(export: sqlite3.Connection, path: Path) -> dict[str, list[tuple[int, int, str]]]:

@@ -1,11 +1,11 @@
 """The recorded run: all that is measured into profiling/recorded/<gpu>/, small and free of private data.
 
-    python -m profiling.record [--part bench|cold|ncu|nsys|rows] [--replace]
+    python -m profiling.record [--part bench|cold|ncu|nsys|rows] [--replace] [--out FOLDER]
 
-`bench` starts a run: every rung on `lab`, the last one on `qwen`, the public libraries on both. `cold` (the cold
-start), `ncu` and `nsys` add to it; each ends within ten minutes on an H200, and without --part all run in turn. A
-recorded run is replaced only with --replace. `rows` reads the recorded exports anew, once profiling.metrics has grown;
-it needs no GPU.
+--out records into a folder of one's own instead. `bench` starts a run: every rung on `lab`, the last one on `qwen`, the
+public libraries on both. `cold` (the cold start), `ncu` and `nsys` add to it; each ends within ten minutes on an H200,
+and without --part all run in turn. A recorded run is replaced only with --replace. `rows` reads the recorded exports
+anew, once more is read from them; it needs no GPU.
 """
 
 from __future__ import annotations
@@ -35,15 +35,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--part", choices=("bench", "cold", "ncu", "nsys", "rows"), help="one part; all if left out")
     parser.add_argument("--replace", action="store_true", help="replace the recorded run of this GPU")
+    parser.add_argument("--out", type=Path, help="a run folder of your own; the recorded run of this GPU if left out")
     options = parser.parse_args()
+    if options.replace and options.out:
+        parser.error("--replace is for the recorded run of this GPU; with --out, name a new folder")
     if options.part == "rows":
-        for recorded in sorted(run.RECORDED.iterdir()):
+        for recorded in [options.out] if options.out else sorted(run.RECORDED.iterdir()):
             read_again(recorded)
             print(f"read again: {recorded}")
         return
     names = variants.LADDER
     now = run.describe({name: variants.label(name) for name in names})
-    folder = run.RECORDED / now["gpu"]["slug"]
+    folder = options.out or run.RECORDED / now["gpu"]["slug"]
     if options.part in (None, "bench"):
         _bench(names, folder, now, options.replace)
     if options.part in (None, "cold"):
@@ -78,7 +81,7 @@ def _bench(names: tuple[str, ...], folder: Path, info: dict, replace: bool) -> N
         BadRun: a run is recorded already and `replace` is not set.
     """
     if folder.exists() and not replace:
-        raise run.BadRun(f"{folder}: a run is recorded already; replace it with REPLACE=1")
+        raise run.BadRun(f"{folder}: a run is recorded already; replace it with REPLACE=1, or name a new OUT")
     with tempfile.TemporaryDirectory() as scratch:
         bench.bench(names, problem.SUITES["lab"], Path(scratch), info, with_peers=True)
         bench.bench(names[-1:], problem.SUITES["qwen"], Path(scratch), info, with_peers=True)

@@ -12,6 +12,7 @@ RUN = "20260101T000000Z-h200-0123456789"
 CEILINGS = {"flops_per_second": 8e14, "bytes_per_second": 4e12}
 NUDGES = (-0.002, -0.001, 0.0, 0.001, 0.002)  # of the samples, relative to their median: a spread of 0.1 %
 KERNELS = {"naive": ["naive_uw_kernel", "naive_state_kernel", "naive_output_kernel"]}  # others have one, by name
+LIBRARIES = ("fla", "flashqla")  # variants of these names are public libraries, no rungs
 STALLS = {"stall_long_scoreboard": 4.0, "stall_wait": 1.5, "stall_barrier": 3.0, "stall_misc": 0.1}
 
 Times = dict[str, dict[str, float]]  # seconds of the graph clock, by variant and case
@@ -30,7 +31,8 @@ def info(times: Times, skipped: list[tuple[str, str, str]]) -> dict:
             "seen": [{"case": case, "sm_mhz": "1755", "memory_mhz": "3201"} for case in sorted(cases)],
         },
         "versions": {"python": "3.12.0", "torch": "2.11.0", "tilelang": "0.1.15"},
-        "variants": {name: f"the idea of {name}" for name in times},
+        "variants": {name: f"the idea of {name}" for name in times if name not in LIBRARIES},
+        "peers": {name: f"the library {name}" for name in times if name in LIBRARIES},
         "planned": [{"case": case, "phase": "core", "variants": list(times)} for case in sorted(cases)],
         "skipped": [
             dict(zip(("variant", "case", "reason"), skip, strict=True)) | {"phase": "core"} for skip in skipped
@@ -56,22 +58,29 @@ def rows(times: Times, profiled: tuple[str, ...]) -> list[dict]:
 
 
 def _profile(variant: str, case: str, time: float) -> list[dict]:
-    """Kernels that share the time evenly, with a tenth of the span idle; each moves 30 MB."""
+    """Kernels that share the time evenly, with a tenth of the span idle; each moves 30 MB and computes 6 GFLOP.
+
+    The host needs 50 µs a phase; the GPU begins 20 µs after a range opens, and idles before its last kernel.
+    """
     found, kernels = [], KERNELS.get(variant, [f"{variant}_kernel"])
     counters = {
         name: {"ratio": 0.5, "count": 128.0, "byte": 2.0**16}[metric.unit]
         for name, metric in METRICS.items()
         if metric.unit != "second" and not name.startswith("stall_")
     }
-    counters |= {"duration": time / len(kernels), "dram_read": 20e6, "dram_write": 10e6, **STALLS}
+    counters |= {"duration": time / len(kernels), "dram_read": 20e6, "dram_write": 10e6, "tensor_flops": 6e9, **STALLS}
+    counters |= {"waves": 0.5, "limit_registers": 1, "limit_shared_memory": 1}
     for kernel in kernels:
         where = (RUN, GPU, "ncu", variant, case, "core")
         found += [schema.row(*where, name, METRICS[name].unit, value, kernel) for name, value in counters.items()]
     for phase, launches in (("preprocess", ["kkt_inverse_kernel"]), ("core", kernels)):
         where = (RUN, GPU, "nsys", variant, case, phase)
         for i, kernel in enumerate(launches):
+            start = 20e-6 + time * i / len(launches) + (time / 0.9 - time if 0 < i == len(launches) - 1 else 0)
             found.append(schema.row(*where, "duration", "second", time / len(launches), kernel, i))
+            found.append(schema.row(*where, "start", "second", start, kernel, i))
         found.append(schema.row(*where, "projected", "second", time / 0.9))
+        found.append(schema.row(*where, "host", "second", 50e-6))
     return found
 
 

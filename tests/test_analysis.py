@@ -8,9 +8,8 @@ from pathlib import Path
 import pytest
 import synthetic
 
-from analysis import load, plots, present, style, tables
+from analysis import load, present, tables
 from kernels.errors import UserError
-from kernels.problem import SUITES
 from profiling import schema
 
 CHAIN, WIDE = "chain_equal", "wide_gva_state"
@@ -35,11 +34,6 @@ def with_skip(tmp_path):
     """As TIMES, but fused skips chain_equal."""
     times = TIMES | {"fused": {WIDE: 200e-6}}
     return load.load(synthetic.write_run(tmp_path / "run", times, skipped=[("fused", CHAIN, "T_8192 | too long")]))
-
-
-def everybody(variants: int) -> synthetic.Times:
-    """Eight cases for that many variants, each half as fast again as the one before."""
-    return {f"rung_{i}": {case.name: 1e-3 / 1.5**i for case in SUITES["lab"]} for i in range(variants)}
 
 
 # Frames
@@ -134,6 +128,81 @@ def test_timeline(run):
     assert frame["launches"].tolist() == [1, 3, 1, 1, 1, 1]
     assert frame["kernel_s"].tolist() == pytest.approx([800e-6, 800e-6, 200e-6, 200e-6, 50e-6, 50e-6])
     assert (frame["kernel_s"] / frame["projected_s"]).tolist() == pytest.approx([0.9] * 6)
+    assert frame["host_s"].tolist() == pytest.approx([50e-6] * 6)
+    assert (tables.shortest(run), tables.longest(run)) == (WIDE, WIDE)
+
+
+def test_launches_have_their_place_on_the_clock(run):
+    naive = tables.launches(run, WIDE).query("variant == 'naive' and phase == 'core'")
+    assert naive["kernel"].tolist() == synthetic.KERNELS["naive"]
+    third = 800e-6 / 3
+    late = 800e-6 / 0.9 - 800e-6  # the last one waits for a tenth of the span
+    assert naive["start_s"].tolist() == pytest.approx([20e-6, 20e-6 + third, 20e-6 + 2 * third + late])
+    assert (naive["end_s"] - naive["start_s"]).tolist() == pytest.approx([third] * 3)
+
+
+def test_a_trace_without_starts_has_no_place_on_the_clock(run):
+    frame = run.frame[~run.frame["metric"].isin(["start", "host"])]
+    older = dataclasses.replace(run, frame=frame)
+    assert tables.launches(older, WIDE).empty
+    assert tables.shortest(older) is None
+    assert tables.timeline(older)["host_s"].isna().all()
+
+
+def test_preprocessing_is_its_share_of_both(run):
+    frame = tables.preprocessing(run)
+    assert frame["variant"].tolist() == list(TIMES)
+    assert frame["share"].tolist() == pytest.approx([0.5] * 3)  # the synthetic phases take the same time
+
+
+def test_a_profile_takes_kernels_together(run):
+    naive = tables.profile(run, "naive", WIDE)
+    assert naive["duration"] == pytest.approx(800e-6)
+    assert naive["tensor_flops"] == 18e9
+    assert (naive["tensor_pipe"], naive["sm_clock"], naive["registers"]) == pytest.approx((0.5, 128, 128))
+    assert tables.profile(run, "naive", CHAIN) == {}
+    assert list(tables.profiles(run, WIDE).index) == list(TIMES)
+    assert tables.most_work(run) == WIDE
+
+
+def test_libraries_stand_beside_the_fastest_rung_and_outside_the_ladder(tmp_path):
+    times = TIMES | {"fla": {CHAIN: 150e-6, WIDE: 250e-6}}
+    run = load.load(synthetic.write_run(tmp_path / "run", times))
+    assert tables.rungs(run) == list(TIMES)
+    frame = tables.libraries(run)
+    assert frame[["case", "variant"]].values.tolist() == [[c, v] for c in (CHAIN, WIDE) for v in ("smem", "fla")]
+    assert frame["time_s"].tolist() == pytest.approx([100e-6, 150e-6, 50e-6, 250e-6])
+    (printed,) = present.libraries(run)
+    assert printed.rows[1] == ["", "core", "fla", "150.0 ±0.1%", "300.0"]
+
+
+def test_without_libraries_there_is_no_table_of_them(run):
+    assert present.libraries(run) == []
+
+
+def test_formulations_are_counted_on_the_case_with_most_arithmetic(run):
+    frame = tables.formulations(run)
+    assert set(frame["case"]) == {WIDE}
+    assert frame["light_s"].min() == frame["light_s"][0]
+
+
+def test_the_effect_of_a_rung_is_in_words(run):
+    assert present.effect(run, "naive") == (
+        "naive takes 565.7 ±0.07% µs, "
+        f"{math.sqrt(CHAIN_FLOOR / 400e-6 * tables.cases(run)['light_s'][1] / 800e-6):.1%} of speed of light "
+        "(geometric mean over 2 cases)."
+    )
+    assert "It is 2.83× ±0% as fast as fused: from 2.00× on chain_equal to 4.00× on wide" in present.effect(run, "smem")
+    assert "did not time" in present.effect(run, "ws")
+
+
+def test_the_bottleneck_of_a_rung_is_in_words(run):
+    text = present.bottleneck(run, "fused", WIDE)
+    assert "Tensor pipe 50.0%, Issue slots 50.0%, L2 50.0%, DRAM 50.0%" in text
+    assert (
+        "longest wait is long scoreboard (for data from global or local memory, or at an mbarrier): 4.0 warps" in text
+    )
+    assert present.bottleneck(run, "fused", CHAIN) == ""
 
 
 def test_a_run_without_profiles_says_how_to_add_them(with_skip):
@@ -290,52 +359,6 @@ def test_latex_separates_the_cases(run):
     assert present.latex(present.ladder(run)).count(r"\addlinespace") == 1
 
 
-# Figures
-
-
-def lightness(colour: str) -> float:
-    """CIE L* of an sRGB colour."""
-    channels = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
-    linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
-    return 116 * sum(w * c for w, c in zip((0.2126, 0.7152, 0.0722), linear, strict=True)) ** (1 / 3) - 16
-
-
-def test_colours_darken_along_the_ladder():
-    steps = [lightness(a) - lightness(b) for a, b in zip(style.COLOURS, style.COLOURS[1:], strict=False)]
-    assert min(steps) > 5
-
-
-@pytest.mark.parametrize("variants", [1, 2, 8])
-def test_the_figure_shows_every_rung_inside_its_frame(tmp_path, variants):
-    run = load.load(synthetic.write_run(tmp_path / "run", everybody(variants)))
-    figure = plots.ladder_figure(run)
-    above, below = figure.subfigs
-    assert len(above.axes[0].patches) == variants
-    assert len(below.axes) == 8
-    assert all(len(axes.patches) == variants and axes.get_xlim()[0] == 0 for axes in below.axes)
-    with style.look():
-        for axes in figure.axes:
-            for label in [*axes.texts, *axes.get_yticklabels(), axes.title]:
-                box = label.get_window_extent()
-                assert box.x0 >= 0, label.get_text()
-                assert box.x1 <= figure.bbox.x1, label.get_text()
-
-
-def test_the_figure_says_what_was_skipped(with_skip):
-    texts = [text.get_text().strip() for axes in plots.ladder_figure(with_skip).axes for text in axes.texts]
-    assert texts.count("skipped") == 1
-
-
-def test_figures_come_out_the_same(run, tmp_path):
-    files = []
-    for name in ("first", "second"):
-        (tmp_path / name).mkdir()
-        files.append(style.save(plots.ladder_figure(run), tmp_path / name, "ladder"))
-    assert [path.suffix for path in files[0]] == [".svg", ".pdf", ".png"]
-    for first, second in zip(*files, strict=True):
-        assert first.read_bytes() == second.read_bytes()
-
-
 # Imports
 
 
@@ -344,7 +367,7 @@ def test_explaining_a_run_needs_neither_torch_nor_tilelang(tmp_path):
     code = (
         "import sys\n"
         "sys.modules.update(torch=None, tilelang=None)\n"
-        "from analysis import load, notebooks, plots, present, report, style, tables\n"
+        "from analysis import load, notebooks, present, report\n"
         f"print(present.headline(load.load({str(folder)!r})))"
     )
     root = Path(__file__).resolve().parent.parent

@@ -5,7 +5,7 @@ import math
 import pytest
 import synthetic
 
-from analysis import diff, load, present
+from analysis import diff, load, present, tables
 from profiling import run as runs
 from profiling import schema
 from profiling.metrics import METRICS
@@ -46,7 +46,7 @@ def run(tmp_path):
 
 
 def test_kernels_of_a_rung_are_taken_together(run):
-    naive = diff.counters(run, "naive", "chain_equal")
+    naive = tables.profile(run, "naive", "chain_equal")
     assert naive["duration"] == pytest.approx(4e-4)  # summed
     assert naive["dram_read"] == pytest.approx(40e6)
     assert naive["tensor_pipe"] == pytest.approx((1 * 0.4 + 3 * 0.2) / 4)  # weighted by duration

@@ -2,6 +2,7 @@
 
 import pytest
 
+from analysis import load, tables
 from kernels import work
 from kernels.problem import CASES, Case
 from kernels.work import Ceilings, Work
@@ -38,3 +39,29 @@ def test_the_wide_case_is_about_balanced_on_an_h200():
     wide = work.core(CASES["wide_gva_state"])
     assert wide.flops / 790e12 == pytest.approx(89.7e-6, rel=0.01)
     assert wide.bytes / 4.2e12 == pytest.approx(99e-6, rel=0.02)
+
+
+def test_formulations_of_one_full_chunk():
+    found = work.formulations(Case("one", 1, 64, 1, 1))
+    # 64 tokens of 7 x 128 x 128; q, k, v, output, g, beta and a state.
+    assert found["token recurrence"] == Work(64 * 7 * 16384, 4 * 16384 + 2 * 256 + 65536)
+    least = work.core(Case("one", 1, 64, 1, 1))
+    assert found["chunk-wise, at least"] == least
+    # K S, Q S, K^T Vnew as ever; U, W, P and P Vnew; then W and P of a second tile.
+    formed, tiled, stored = list(found.values())[2:]
+    assert formed == Work(3 * 2_097_152 + 4 * 1_048_576, least.bytes)
+    assert tiled == Work(3 * 2_097_152 + 6 * 1_048_576, least.bytes)
+    # U, W, Vnew and one S in FP32, written and read.
+    assert stored == Work(formed.flops, least.bytes + 2 * (3 * 64 * 128 * 4 + 128 * 128 * 4))
+
+
+@pytest.mark.parametrize("case", ["wide_gva_state", "chain_equal"])
+def test_the_hardware_counts_what_the_formulations_say(case):
+    """Nsight Compute on an H200: naive forms W and P once, fused in two tiles of dv, and naive stores all."""
+    run = load.load(load.DEFAULT)
+    *_, formed, tiled, stored = work.formulations(CASES[case]).values()
+    naive, fused = (tables.profile(run, name, case) for name in ("naive", "fused"))
+    assert naive["tensor_flops"] == pytest.approx(formed.flops, rel=1e-8)  # the table keeps nine digits
+    assert fused["tensor_flops"] == pytest.approx(tiled.flops, rel=1e-8)
+    if case == "wide_gva_state":  # the intermediates of the other case fit the L2 cache in part
+        assert naive["dram_read"] + naive["dram_write"] == pytest.approx(stored.bytes, rel=0.05)

@@ -32,10 +32,15 @@ def load(name: str) -> ModuleType:
 
 
 def label(name: str) -> str:
-    """What tables call the rung: the first line of its docstring, read without importing it."""
+    """What tables call the rung: the first line of its docstring."""
+    return docstring(name).splitlines()[0].removeprefix(f"{name}: ")
+
+
+def docstring(name: str) -> str:
+    """What a rung's file says of it, read without importing it; the rung's name where it says nothing."""
     _known(name)
     source = Path(importlib.util.find_spec(f"variants.{name}").origin).read_text(encoding="utf-8")
-    return (ast.get_docstring(ast.parse(source)) or name).splitlines()[0].removeprefix(f"{name}: ")
+    return ast.get_docstring(ast.parse(source)) or name
 
 
 def dv_tile(B: int, Hv: int, device: torch.device) -> int:
