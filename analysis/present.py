@@ -196,28 +196,6 @@ def preprocessing(run: Run) -> Table:
     )
 
 
-def libraries(run: Run) -> list[Table]:
-    """The libraries beside the fastest rung, where a run has rows of them; no table where it has none."""
-    frame = tables.libraries(run)
-    if frame.empty:
-        return []
-    rows, last = [], None
-    for row in frame.itertuples():
-        start = row.case if row.case != last else ""
-        times_of = [with_spread(microseconds(row.time_s), row.spread), microseconds(row.eager_s)]
-        rows.append([start, row.phase, row.variant, *times_of])
-        last = row.case
-    return [
-        Table(
-            title="Libraries and the fastest rung",
-            head=["Case", "Phase", "Variant", "Time, µs", "Eager, µs"],
-            rows=rows,
-            note="Compare within a phase only: a full forward includes the preprocessing, the core does not.",
-            text_columns=3,
-        )
-    ]
-
-
 def attempts(frame: pd.DataFrame) -> Table:
     """The rejected attempts of analysis.prose.attempts."""
     return Table(

@@ -16,7 +16,21 @@ from pathlib import Path
 import pandas as pd
 from matplotlib.figure import Figure
 
-from analysis import compare, dag, diff, plots, plots_ncu, plots_nsys, present, prose, publish, roofline, tables
+from analysis import (
+    compare,
+    dag,
+    diff,
+    peers,
+    plots,
+    plots_ncu,
+    plots_nsys,
+    plots_peers,
+    present,
+    prose,
+    publish,
+    roofline,
+    tables,
+)
 from analysis.load import DEFAULT, Run, load
 from kernels.errors import UserError, command
 from kernels.problem import SUITES
@@ -25,6 +39,7 @@ from profiling.run import ROOT
 README = ROOT / "README.md"
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 TEMPLATE = Path(__file__).with_name("report.typ")
+_LIBRARIES = ("standing", "libraries", "coldstart")  # the tables on the libraries
 
 
 class BadReadme(UserError):
@@ -32,9 +47,11 @@ class BadReadme(UserError):
 
 
 def results(run: Run) -> str:
-    """What README.md quotes, in Markdown: the result in one sentence, both ladder tables, their origin."""
-    printed = present.markdown(present.rungs(run), present.ladder(run))
-    return f"{present.headline(run)}\n\n{printed}\n\n{present.origin(run)}\n"
+    """What README.md quotes, in Markdown: the result in a sentence, the ladder, the libraries, where it comes from."""
+    said = [present.headline(run), present.markdown(present.rungs(run))]
+    if shown := peers.phases(run):
+        said += [" ".join(peers.headline(run, phase) for phase in shown), present.markdown(*peers.standing(run))]
+    return "\n\n".join([*said, present.markdown(present.ladder(run)), present.origin(run)]) + "\n"
 
 
 def with_results(readme: str, block: str) -> str:
@@ -72,13 +89,30 @@ def parts(run: Run) -> dict[str, publish.Part]:
         "changes": publish.Part(diff.changes(run, case), diff.neighbours(run, case)),
         "timeline": publish.Part(tables.timeline(run), [present.timeline(run)]),
         "preprocessing": publish.Part(tables.preprocessing(run), [present.preprocessing(run)]),
-        "libraries": publish.Part(tables.libraries(run), present.libraries(run)),
+        **_libraries(run),
         "attempts": publish.Part(tried, [present.attempts(tried)]),
     }
 
 
+def _libraries(run: Run) -> dict[str, publish.Part]:
+    """The tables on the libraries, where a run has them."""
+    shown = peers.phases(run)
+    if not shown:
+        return {}
+    frames = {
+        name: pd.concat([each(run, phase).assign(phase=phase) for phase in shown])
+        for name, each in (("standing", peers.against), ("libraries", peers.measured))
+    }
+    cold = peers.cold(run)
+    return {
+        "standing": publish.Part(frames["standing"], peers.standing(run)),
+        "libraries": publish.Part(frames["libraries"], [*peers.everybody(run), peers.accuracy(run)]),
+        "coldstart": publish.Part(peers.cold_starts(run), [cold] if cold else []),
+    }
+
+
 def figures(run: Run) -> dict[str, Figure]:
-    """Every figure of the report by the name of its file; those of a profiler only where it saw the run."""
+    """Every figure of the report by the name of its file; of a profiler or of libraries only where a run has them."""
     found = {"ladder": plots.ladder_figure(run), "steps": plots.steps_figure(run), "dag": dag.figure()}
     if case := tables.most_work(run):
         found |= {
@@ -89,6 +123,11 @@ def figures(run: Run) -> dict[str, Figure]:
         }
     if case := tables.shortest(run):
         found |= {"timeline": plots_nsys.timeline_figure(run, case), "shares": plots_nsys.shares_figure(run)}
+    if shown := peers.phases(run):
+        found |= {f"libraries_{phase}": plots_peers.bars_figure(run, phase) for phase in shown}
+        found["heat"] = plots_peers.heat_figure(run)
+        if plots_peers.can_scale(run):
+            found["scaling"] = plots_peers.scaling_figure(run)
     return found
 
 
@@ -107,7 +146,9 @@ def content(run: Run, found: Mapping[str, publish.Part]) -> dict:
         "stages": _stages(run, found["changes"].printed),
         "counters": [publish.for_typst(table, [0, 0, 1] + [0] * 9, size=7) for table in found["counters"].printed],
         "timeline": publish.for_typst(found["timeline"].printed[0], size=7),
-        "peers": [publish.for_typst(table) for table in found["libraries"].printed],
+        "peers": [
+            publish.for_typst(table, size=7) for name in _LIBRARIES if name in found for table in found[name].printed
+        ],
         "environment": publish.for_typst(present.environment(run), [0, 1]),
         "commands": commands(run),
     }
@@ -139,7 +180,8 @@ def commands(run: Run) -> list[tuple[str, str]]:
         (f"make bench {chosen}", "checks, then times; on the GPU, like the next three"),
         (f"make ncu {chosen}", "Nsight Compute's counters"),
         (f"make nsys {chosen}", "Nsight Systems' timeline"),
-        ("make record", "all three, as the recorded run that the repository carries"),
+        ("make peers", "the last rung beside the public libraries, on lab; SUITE=qwen on the other cases"),
+        ("make record", "all of it, as the recorded run that the repository carries"),
         ("make report RUN=<folder>", "writes this report of a run; needs no GPU"),
     ]
 

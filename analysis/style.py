@@ -80,6 +80,7 @@ def message(text: str) -> Figure:
     """A figure that says why there is none."""
     with look():
         figure = Figure(figsize=(WIDTH, 0.5))
+        figure.add_axes((0, 0, 1, 1)).set_axis_off()  # without axes a notebook shows no figure
         figure.text(0.01, 0.5, textwrap.fill(text, 110), va="center", color=FAINT)
     return figure
 

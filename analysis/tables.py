@@ -16,6 +16,7 @@ import pandas as pd
 from analysis.load import Run
 from kernels import work
 from kernels.problem import CASES
+from profiling import schema
 from profiling.metrics import LIMITS, METRICS, STALLS
 from profiling.run import BadRun
 
@@ -49,7 +50,7 @@ def ladder(run: Run) -> pd.DataFrame:
     bench = run.rows("bench", "core")
     if bench.empty:
         raise BadRun(
-            f"{run.folder / 'measurements.csv'}: a benchmark was expected, found rows of "
+            f"{schema.stored(run.folder)}: a benchmark was expected, found rows of "
             f"{', '.join(run.frame['tool'].unique())} only: add it with `make bench`, or name another run"
         )
     samples = {key: rows.set_index("sample")["value"] for key, rows in bench.groupby(["metric", "case", "variant"])}
@@ -60,14 +61,14 @@ def ladder(run: Run) -> pd.DataFrame:
         graph = {variant: samples["latency_graph", case, variant] for variant in ran}
         for variant, before in zip(ran, [None, *ran], strict=False):
             time = graph[variant].median()
-            speedup, speedup_spread = _ratio(graph.get(timed[0]), graph[variant])
-            step, step_spread = _ratio(graph.get(before), graph[variant])
+            speedup, speedup_spread = ratio(graph.get(timed[0]), graph[variant])
+            step, step_spread = ratio(graph.get(before), graph[variant])
             rows.append(
                 {
                     "case": case,
                     "variant": variant,
                     "time_s": time,
-                    "spread": _spread(graph[variant]),
+                    "spread": spread(graph[variant]),
                     "eager_s": samples["latency_eager", case, variant].median(),
                     "speedup": speedup,
                     "speedup_spread": speedup_spread,
@@ -104,7 +105,7 @@ def geomean(table: pd.DataFrame) -> pd.DataFrame:
         )
     rows = []
     for variant, part in table[table["case"].isin(shared)].groupby("variant", sort=False):
-        means = {name: _geomean(part[name]) for name in ("time_s", "eager_s", "speedup", "step", "light_share")}
+        means = {name: mean(part[name]) for name in ("time_s", "eager_s", "speedup", "step", "light_share")}
         spreads = {
             name: np.sqrt((part[name] ** 2).sum(skipna=False)) / len(part)
             for name in ("spread", "speedup_spread", "step_spread")
@@ -227,7 +228,7 @@ def launches(run: Run, case: str | None) -> pd.DataFrame:
     wide = wide.reindex(columns=["start", "duration"]).dropna().reset_index()
     host = nsys[nsys["metric"] == "host"].set_index(by)["value"].rename("host_s")
     frame = wide.join(host, on=by).assign(start_s=wide["start"], end_s=wide["start"] + wide["duration"])
-    frame = _in_order(run, frame, [*by, "start_s"])
+    frame = in_order(run, frame, [*by, "start_s"])
     return frame[["variant", "phase", "kernel", "start_s", "end_s", "host_s"]]
 
 
@@ -263,28 +264,7 @@ def timeline(run: Run) -> pd.DataFrame:
         projected, host = (part.loc[part["metric"] == name, "value"].sum(min_count=1) for name in ("projected", "host"))
         rows.append((*where, len(kernels), kernels.sum(), projected, host))
     columns = ["case", "variant", "phase", "launches", "kernel_s", "projected_s", "host_s"]
-    return _in_order(run, pd.DataFrame(rows, columns=columns), ["case", "variant", "phase"])
-
-
-def libraries(run: Run) -> pd.DataFrame:
-    """The libraries beside the fastest rung, wherever one of them was timed: a row per case, phase and variant.
-
-    Columns: time_s and spread of the graph clock, eager_s. Phases are never compared with each other.
-    """
-    bench, rows = run.rows("bench"), []
-    for (case, phase), part in bench.groupby(["case", "phase"]):
-        samples = {key: rows["value"] for key, rows in part.groupby(["variant", "metric"])}
-        ours, theirs = (
-            [name for name in names if (name, "latency_graph") in samples] for names in (run.variants, run.peers)
-        )
-        if not theirs:
-            continue
-        best = [min(ours, key=lambda name: samples[name, "latency_graph"].median())] if ours else []
-        for name in [*best, *theirs]:
-            graph, eager = samples[name, "latency_graph"], samples[name, "latency_eager"]
-            rows.append((case, phase, name, graph.median(), _spread(graph), eager.median()))
-    columns = ["case", "phase", "variant", "time_s", "spread", "eager_s"]
-    return _in_order(run, pd.DataFrame(rows, columns=columns), columns[:3])
+    return in_order(run, pd.DataFrame(rows, columns=columns), ["case", "variant", "phase"])
 
 
 def preprocessing(run: Run) -> pd.DataFrame:
@@ -295,10 +275,10 @@ def preprocessing(run: Run) -> pd.DataFrame:
     wide = timeline(run).pivot(index=["case", "variant"], columns="phase", values="kernel_s")
     wide = wide.reindex(columns=["preprocess", "core"]).dropna().add_suffix("_s").reset_index()
     wide["share"] = wide["preprocess_s"] / (wide["preprocess_s"] + wide["core_s"])
-    return _in_order(run, wide, ["case", "variant"])
+    return in_order(run, wide, ["case", "variant"])
 
 
-def _in_order(run: Run, frame: pd.DataFrame, by: list[str]) -> pd.DataFrame:
+def in_order(run: Run, frame: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     """Rows sorted by these columns: cases as in kernels.problem, variants as on the ladder, phases as they run."""
     order = {name: i for i, name in enumerate([*run.cases, *run.variants, *run.peers, "preprocess", "core", "full"])}
     return frame.sort_values(
@@ -306,17 +286,18 @@ def _in_order(run: Run, frame: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     )
 
 
-def _spread(samples: pd.Series) -> float:
+def spread(samples: pd.Series) -> float:
     """Half the interquartile range over the median."""
     return (samples.quantile(0.75) - samples.quantile(0.25)) / 2 / samples.median()
 
 
-def _ratio(base: pd.Series | None, samples: pd.Series) -> tuple[float, float]:
+def ratio(base: pd.Series | None, samples: pd.Series) -> tuple[float, float]:
     """How much faster `samples` are than `base`: the ratio of the medians, and its spread round by round."""
     if base is None:
         return np.nan, np.nan
-    return base.median() / samples.median(), _spread((base / samples).dropna())
+    return base.median() / samples.median(), spread((base / samples).dropna())
 
 
-def _geomean(values: pd.Series) -> float:
+def mean(values: pd.Series) -> float:
+    """The geometric mean; missing where a value is."""
     return float(np.exp(np.log(values).mean(skipna=False)))

@@ -12,7 +12,7 @@ RUN = "20260101T000000Z-h200-0123456789"
 CEILINGS = {"flops_per_second": 8e14, "bytes_per_second": 4e12}
 NUDGES = (-0.002, -0.001, 0.0, 0.001, 0.002)  # of the samples, relative to their median: a spread of 0.1 %
 KERNELS = {"naive": ["naive_uw_kernel", "naive_state_kernel", "naive_output_kernel"]}  # others have one, by name
-LIBRARIES = ("fla", "flashqla")  # variants of these names are public libraries, no rungs
+LIBRARIES = ("fla", "flashqla", "token_loop")  # variants of these names are public libraries, no rungs
 STALLS = {"stall_long_scoreboard": 4.0, "stall_wait": 1.5, "stall_barrier": 3.0, "stall_misc": 0.1}
 
 Times = dict[str, dict[str, float]]  # seconds of the graph clock, by variant and case

@@ -165,21 +165,6 @@ def test_a_profile_takes_kernels_together(run):
     assert tables.most_work(run) == WIDE
 
 
-def test_libraries_stand_beside_the_fastest_rung_and_outside_the_ladder(tmp_path):
-    times = TIMES | {"fla": {CHAIN: 150e-6, WIDE: 250e-6}}
-    run = load.load(synthetic.write_run(tmp_path / "run", times))
-    assert tables.rungs(run) == list(TIMES)
-    frame = tables.libraries(run)
-    assert frame[["case", "variant"]].values.tolist() == [[c, v] for c in (CHAIN, WIDE) for v in ("smem", "fla")]
-    assert frame["time_s"].tolist() == pytest.approx([100e-6, 150e-6, 50e-6, 250e-6])
-    (printed,) = present.libraries(run)
-    assert printed.rows[1] == ["", "core", "fla", "150.0 ±0.1%", "300.0"]
-
-
-def test_without_libraries_there_is_no_table_of_them(run):
-    assert present.libraries(run) == []
-
-
 def test_formulations_are_counted_on_the_case_with_most_arithmetic(run):
     frame = tables.formulations(run)
     assert set(frame["case"]) == {WIDE}

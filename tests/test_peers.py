@@ -1,12 +1,15 @@
-"""The libraries behind the interface, as far as a machine without a GPU and without them can tell."""
+"""The libraries: behind the interface as far as a machine without a GPU and without them can tell, and in tables."""
 
 import importlib.util
 import sys
 import types
 
 import pytest
+import synthetic
 import torch
 
+from analysis import load, plots_peers, present
+from analysis import peers as tables
 from kernels import peers, reference
 from kernels.problem import Case, UnsupportedCase, make_inputs
 
@@ -68,3 +71,82 @@ def test_the_token_loop_is_the_recurrence_in_single_precision_and_skips_long_seq
     assert reference.check((output, state), reference.recurrence(*inputs), elementwise=True)["output"] < 1e-6
     with pytest.raises(UnsupportedCase, match="up to 1025 tokens, found 1026"):
         loop.forward(*make_inputs(Case("long", 1, 1026, 1, 1), "cpu"))
+
+
+CHAIN, WIDE, LONG = "chain_equal", "wide_gva_state", "q2_8_32768"
+TIMES = {
+    "naive": {CHAIN: 400e-6, WIDE: 800e-6, LONG: 900e-6},
+    "ws": {CHAIN: 100e-6, WIDE: 50e-6, LONG: 300e-6},
+    "flashqla": {CHAIN: 150e-6, WIDE: 40e-6, LONG: 600e-6},
+    "fla": {CHAIN: 120e-6, WIDE: 80e-6, LONG: 600e-6},
+}
+
+
+@pytest.fixture
+def run(tmp_path):
+    return load.load(synthetic.write_run(tmp_path / "run", TIMES))
+
+
+def test_the_last_rung_stands_against_the_fastest_library_of_each_case(run):
+    assert tables.ours(run) == "ws"
+    frame = tables.against(run, "core")
+    assert frame[["case", "best"]].values.tolist() == [[CHAIN, "fla"], [WIDE, "flashqla"], [LONG, "flashqla"]]
+    assert frame["ratio"].tolist() == pytest.approx([1.2, 0.8, 2.0])
+    over = tables.measured(run, "core").set_index(["case", "variant"])["over_best"]
+    assert over[WIDE].to_dict() == pytest.approx({"ws": 1.25, "flashqla": 1.0, "fla": 2.0})
+    assert tables.phases(run) == ["core"]
+    assert tables.headline(run, "core") == (
+        "Core: ws is ahead of the best library on 2 of 3 cases, and 0.980× as fast over lab and 2.00× as fast over "
+        "qwen (geometric mean)."
+    )
+
+
+def test_losses_are_printed_and_wins_are_bold(run):
+    (table,) = tables.standing(run)
+    assert [row[0] for row in table.rows] == [CHAIN, WIDE, "geometric mean, lab", LONG, "geometric mean, qwen"]
+    assert table.rows[1] == [WIDE, "50.00", "flashqla", "40.00", "0.800× ±0%"]
+    assert table.bold == [(0, 4), (3, 4)]
+
+
+def test_the_token_loop_is_no_library(tmp_path):
+    times = TIMES | {"token_loop": {CHAIN: 1e-9}}
+    run = load.load(
+        synthetic.write_run(tmp_path / "run", times, skipped=[("token_loop", WIDE, "x"), ("token_loop", LONG, "x")])
+    )
+    assert tables.against(run, "core")["best"].tolist() == ["fla", "flashqla", "flashqla"]
+    (table,) = tables.everybody(run)
+    assert table.head[-1] == "token_loop"
+    assert table.rows[1][-1] == present.NONE
+    assert "token_loop" not in table.note
+
+
+def test_a_missing_library_and_one_that_failed_are_notes(tmp_path):
+    folder = synthetic.write_run(
+        tmp_path / "run",
+        {**TIMES, "flashqla": {CHAIN: 1e-4}},
+        skipped=[("flashqla", WIDE, "wrong: output: relative L2 error 1e-1"), ("flashqla", LONG, "wrong")],
+    )
+    run = load.load(folder)
+    run.info["missing"] = {"flashinfer": "flashinfer-python is not installed"}
+    (table,) = tables.everybody(run)
+    assert "flashinfer: flashinfer-python is not installed." in table.note
+    assert f"flashqla on {WIDE}: wrong: output: relative L2 error 1e-1." in table.note
+
+
+def test_without_libraries_there_are_no_tables_and_figures_say_what_to_do(tmp_path):
+    alone = {name: by_case for name, by_case in TIMES.items() if name in ("naive", "ws")}
+    run = load.load(synthetic.write_run(tmp_path / "run", alone))
+    assert tables.printed(run) == []
+    for figure in (plots_peers.bars_figure(run, "core"), plots_peers.heat_figure(run)):
+        assert "make peers" in figure.texts[0].get_text()
+    assert "SUITE=qwen" in plots_peers.scaling_figure(run).texts[0].get_text()
+
+
+def test_the_recorded_run_has_every_case_for_every_implementation():
+    run = load.load(load.DEFAULT)
+    for phase, names in (("core", 4), ("full", 6)):
+        frame = tables.measured(run, phase)
+        ran = frame[frame["variant"] != "token_loop"].groupby("variant")["case"].nunique()
+        assert len(ran) == names
+        assert set(ran) == {28}
+    assert set(tables.cold_starts(run)["variant"]) == {"ws", "flashqla", "fla", "flashinfer"}

@@ -126,7 +126,11 @@ def test_libraries_have_their_section_where_a_run_has_them(tmp_path):
     times = {**TIMES, "fla": {CASE: 2e-4}}
     with_peers = content(load.load(synthetic.write_run(tmp_path / "with", times)))
     without = content(load.load(synthetic.write_run(tmp_path / "without", TIMES)))
-    assert [table["title"] for table in with_peers["peers"]] == ["Libraries and the fastest rung"]
+    assert [table["title"] for table in with_peers["peers"]] == [
+        "Core: fused against the best library",
+        "Core, µs",
+        "Largest relative L2 error against the FP64 recurrence",
+    ]
     assert without["peers"] == []
     assert [stage["name"] for stage in with_peers["stages"]] == ["naive", "fused"]
 
