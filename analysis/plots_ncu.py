@@ -57,7 +57,7 @@ def resources_figure(run: Run, case: str | None) -> Figure:
         return style.message(absent("Nsight Compute", "ncu"))
     panels = {
         "registers": ("Registers of\na thread", 1, MOST_REGISTERS),
-        "shared_memory": ("Shared memory of\na CTA, KiB", 2**-10, MOST_SHARED),
+        "shared_memory": ("Dynamic smem of\na CTA, KiB", 2**-10, MOST_SHARED),
         "waves": ("CTAs, of those that\nthe GPU can hold", 1, 1),
     }
     title = f"An SM has room for {limit(found.iloc[-1], f' of {found.index[-1]}, limited by ')}"

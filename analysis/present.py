@@ -359,7 +359,7 @@ def _counters(case: str, frame: pd.DataFrame) -> Table:
         numbers = [microseconds(row.duration), *shares, *counts, times(row.dram_over_minimum)]
         rows.append([start, row.kernel, stalls, *numbers])
         last = row.variant
-    head = ["Rung", "Kernel", "Top stalls", "µs", "SM", "DRAM", "Tensor", "Occupancy", "Registers", "Smem, KiB"]
+    head = ["Rung", "Kernel", "Top stalls", "µs", "SM", "DRAM", "Tensor", "Occupancy", "Registers", "Dynamic smem, KiB"]
     return Table(
         title=f"Nsight Compute: {case} ({CASES[case].shape})",
         head=[*head, "DRAM, MB", "of minimum"],
