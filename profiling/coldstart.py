@@ -114,8 +114,11 @@ def main() -> None:
     parser.add_argument("--out", help="a new folder; results/<time>-coldstart if left out")
     parser.add_argument("--first-call", help=argparse.SUPPRESS)  # what each of the processes does
     options = parser.parse_args()
-    (case,) = problem.select(options.case)
+    cases = problem.select(options.case)
+    if len(cases) > 1:
+        raise problem.UnknownCase(f"one case was expected, found {len(cases)} in {options.case!r}: name one of them")
     run.require_gpu()
+    (case,) = cases
     if options.first_call:
         print(json.dumps({"seconds": _first_call(options.first_call, case)}))
         return
