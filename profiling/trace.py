@@ -64,9 +64,9 @@ def record(name: str, case: Case, folder: Path, info: dict, now: dict) -> dict:
     plain = _launches(name, arguments, case, traced=False)
     traced = _launches(name, arguments, case, traced=True)
     marked = _marked(traced, name)
-    buffer = torch.zeros(CHUNKS, MARKERS, dtype=torch.int64, device="cuda")
+    buffer = torch.zeros(CHUNKS, MARKERS, dtype=torch.int64, device=arguments[0].device)
     calls = {"untraced": _runnable(plain, ()), "traced": _runnable(traced, (buffer,))}
-    samples: dict[str, list[float]] = {build: [] for build in calls}
+    samples: dict[str, list[float]] = {each: [] for each in calls}
     for i in range(-WARMUPS, ROUNDS):
         for each, call in calls.items():
             seconds = timed(lambda call=call: [call() for _ in range(CALLS)]) / CALLS

@@ -9,6 +9,7 @@ import numpy as np
 import pandas as pd
 import pytest
 import synthetic
+import torch
 from matplotlib.colors import to_hex
 from test_figures import assert_legible
 
@@ -436,6 +437,49 @@ def test_traces_of_another_gpu_are_not_added(recorded, monkeypatch):
     assert not (recorded / "trace").exists()
 
 
+def stand_in(monkeypatch, disturbed):
+    """A machine whose kernels write 1 into their output, and the clocks of ws where they record."""
+    source = traced("ws")
+    plain = build.kernels_of(variants.load("ws").gdn_prefill_forward, (problem.CASES[CASE],))[0]
+
+    def launches(name, arguments, case, traced):
+        return [build.Launch(source if traced else plain, (torch.zeros(2),))]
+
+    def compiled(wanted):
+        def kernel(output, *buffer):
+            output.fill_(2 if buffer and disturbed else 1)
+            for each in buffer:
+                each.copy_(torch.from_numpy(synthetic.clocks(source.markers, 24)))
+
+        return kernel
+
+    monkeypatch.setattr(trace, "_launches", launches)
+    monkeypatch.setattr(trace, "core_inputs", lambda _: (torch.zeros(1),))
+    monkeypatch.setattr(problem, "make_inputs", lambda _: None)
+    monkeypatch.setattr(build, "compile_into_cache", compiled)
+    monkeypatch.setattr(trace, "timed", lambda call: call() and 1e-3)
+    monkeypatch.setattr(trace, "ROUNDS", 1)
+
+
+def test_a_trace_is_recorded_with_what_it_costs(monkeypatch, tmp_path):
+    stand_in(monkeypatch, disturbed=False)
+    info = synthetic.info({"ws": {CASE: 1e-3}}, [])
+    known = trace.record("ws", problem.CASES[CASE], tmp_path, info, info)
+    assert info["trace"] == [known]
+    assert (known["commit"], known["driver"], known["dv_tile"]) == ("0123456789", "570.1", 64)
+    assert (known["chunks"], known["recorded"]) == (128, 23)
+    assert known["traced_s"] == known["untraced_s"] == pytest.approx(1e-4)
+    assert len(roles.read(tmp_path, info)[0].spans) > 1000
+
+
+def test_a_trace_that_changes_the_result_is_refused(monkeypatch, tmp_path):
+    stand_in(monkeypatch, disturbed=True)
+    info = synthetic.info({"ws": {CASE: 1e-3}}, [])
+    with pytest.raises(trace.TraceDisturbs, match="ws on wide_gva_state: the same results with and without tracing"):
+        trace.record("ws", problem.CASES[CASE], tmp_path, info, info)
+    assert list(tmp_path.iterdir()) == []
+
+
 # On a GPU
 
 
@@ -459,5 +503,5 @@ def test_a_real_trace_holds_together(name, tmp_path):
     assert max(loops.values()) == pytest.approx(min(loops.values()), rel=0.02)  # all go through the same chunks
     clock = loops.popitem()[1] * known["chunks"] / known["traced_s"]
     assert 0.8e9 < clock < 2.1e9  # Hz: what a Hopper SM runs at
-    assert known["traced_s"] / known["untraced_s"] < 1.2
+    assert known["traced_s"] / known["untraced_s"] < 1.25  # beyond that it is another kernel that is seen
     assert roles.steps(found, 16, 20)["cycles"].sum() == pytest.approx(roles.pace(found, 16, 20)[1], rel=0.02)
