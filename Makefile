@@ -1,11 +1,12 @@
 # Every target sets up what it needs. Inside an active conda environment, or with PYTHON=/path/to/python,
 # that interpreter is used and nothing is installed.
 #   VARIANT  all, or rungs separated by commas          CASE   suites and cases separated by commas
+#   CHUNKS   the chunks that a trace shows, such as 16:20
 #   SET      what ncu collects: full, speed, stalls or roofline
 #   RUN      the folder of a run, to report or diff; two with a comma to compare in a report
 #   OUT      a new folder for what is measured
 .DEFAULT_GOAL := help
-.PHONY: help env test test-gpu lint compile bench peers ncu nsys record notebooks report diff clean
+.PHONY: help env test test-gpu lint compile bench peers ncu nsys trace record notebooks report diff clean
 .DELETE_ON_ERROR:
 
 VARIANT ?= all
@@ -13,6 +14,9 @@ SUITE ?= lab
 RUN ?= profiling/recorded/h200
 with_out = $(if $(OUT),--out $(OUT))
 with_case = $(if $(CASE),--case $(CASE))
+with_chunks = $(if $(CHUNKS),--chunks $(CHUNKS))
+comma := ,
+traced = $(if $(A)$(B),$(A)$(comma)$(B),$(if $(filter all,$(VARIANT)),last,$(VARIANT)))
 
 ifdef CONDA_PREFIX
 PYTHON ?= python
@@ -44,7 +48,7 @@ test: $(everything) ## the tests that need no GPU; kernels are cross-compiled fo
 	$(py) -m pytest -m "not gpu"
 
 test-gpu: $(everything) ## every variant on every lab case and on odd shapes, on this machine's GPU
-	$(py) -m pytest -m gpu tests/test_gpu.py tests/test_bench.py
+	$(py) -m pytest -m gpu tests/test_gpu.py tests/test_bench.py tests/test_trace.py
 
 lint: $(everything) ## ruff: rules and formatting
 	$(py) -m ruff check .
@@ -65,7 +69,12 @@ ncu: $(everything) ## Nsight Compute on VARIANT=all, CASE=wide_gva_state: report
 nsys: $(everything) ## Nsight Systems on VARIANT=all, CASE=lab: report, sqlite, time per NVTX range
 	$(py) -m profiling.nsys --variant $(VARIANT) $(with_case) $(with_out)
 
-record: $(comparing) ## bench, peers, cold start, ncu, nsys into profiling/recorded/<gpu> or OUT; PART=bench|cold|ncu|nsys|rows: one of them
+trace: $(everything) ## inside the kernel: a timeline of every role of VARIANT (the last), or of A and B, on CASE=wide_gva_state
+	out=$(or $(OUT),results/$$(date -u +%Y%m%dT%H%M%SZ)-trace) && \
+	$(py) -m profiling.trace --variant $(traced) $(with_case) $(with_chunks) --out $$out && \
+	$(py) -m analysis.trace --run $$out $(with_chunks) --out $$out/trace
+
+record: $(comparing) ## bench, peers, cold start, ncu, nsys, trace into profiling/recorded/<gpu> or OUT; PART=bench|cold|ncu|nsys|trace|rows: one
 	$(py) -m profiling.record $(if $(PART),--part $(PART)) $(if $(REPLACE),--replace) $(with_out)
 
 clean: ## remove .venv, build and caches; results and recorded runs stay

@@ -294,6 +294,14 @@ def environment(run: Run) -> Table:
         if found:
             extremes = " to ".join(dict.fromkeys((found[0], found[-1])))
             rows.append([label, f"{extremes} MHz between cases, {info['clocks']['max'][clock]} at most"])
+    rows += [
+        [
+            f"Trace of {each['variant']}",
+            f"{each['case']}, commit {each['commit']}, driver {each['driver']}; {microseconds(each['untraced_s'])} µs "
+            f"a call, {microseconds(each['traced_s'])} µs with tracing",
+        ]
+        for each in info.get("trace", [])
+    ]
     rows += [[f"Protocol: {name}", text] for name, text in info["protocol"].items()]
     return Table("Where the numbers come from", ["What", "Value"], rows, text_columns=2)
 

@@ -25,9 +25,11 @@ from analysis import (
     plots_ncu,
     plots_nsys,
     plots_peers,
+    plots_trace,
     present,
     prose,
     publish,
+    roles,
     roofline,
     tables,
 )
@@ -87,6 +89,7 @@ def parts(run: Run) -> dict[str, publish.Part]:
         "formulations": publish.Part(tables.formulations(run), [present.formulations(run)]),
         "counters": publish.Part(pd.concat([pd.DataFrame(), *counters]), present.counters(run)),
         "changes": publish.Part(diff.changes(run, case), diff.neighbours(run, case)),
+        "trace": publish.Part(roles.frame(_traced(run)), roles.tables(_traced(run))),
         "timeline": publish.Part(tables.timeline(run), [present.timeline(run)]),
         "preprocessing": publish.Part(tables.preprocessing(run), [present.preprocessing(run)]),
         **_libraries(run),
@@ -121,6 +124,8 @@ def figures(run: Run) -> dict[str, Figure]:
             "utilisation": plots_ncu.utilisation_figure(run, case),
             "resources": plots_ncu.resources_figure(run, case),
         }
+    if traces := _traced(run):
+        found["trace"] = plots_trace.figure(traces)
     if case := tables.shortest(run):
         found |= {"timeline": plots_nsys.timeline_figure(run, case), "shares": plots_nsys.shares_figure(run)}
     if shown := peers.phases(run):
@@ -145,6 +150,7 @@ def content(run: Run, found: Mapping[str, publish.Part]) -> dict:
         **one,
         "stages": _stages(run, found["changes"].printed),
         "counters": [publish.for_typst(table, [0, 0, 1] + [0] * 9, size=7) for table in found["counters"].printed],
+        "trace": [publish.for_typst(table) for table in found["trace"].printed],
         "timeline": publish.for_typst(found["timeline"].printed[0], size=7),
         "peers": [
             publish.for_typst(table, size=7) for name in _LIBRARIES if name in found for table in found[name].printed
@@ -152,6 +158,11 @@ def content(run: Run, found: Mapping[str, publish.Part]) -> dict:
         "environment": publish.for_typst(present.environment(run), [0, 1]),
         "commands": commands(run),
     }
+
+
+def _traced(run: Run) -> list[roles.Trace]:
+    """The traces of the case with most arithmetic."""
+    return roles.most_work(roles.read(run.folder, run.info))
 
 
 def _stages(run: Run, changes: list[present.Table]) -> list[dict]:
@@ -177,10 +188,11 @@ def commands(run: Run) -> list[tuple[str, str]]:
     suites = [name for name, cases in SUITES.items() if [case.name for case in cases] == run.ladder_cases]
     chosen = f"VARIANT={','.join(run.variants)} CASE={','.join(suites or run.ladder_cases)}"
     return [
-        (f"make bench {chosen}", "checks, then times; on the GPU, like the next three"),
+        (f"make bench {chosen}", "checks, then times; on the GPU, like the next four"),
         (f"make ncu {chosen}", "Nsight Compute's counters"),
         (f"make nsys {chosen}", "Nsight Systems' timeline"),
         ("make peers", "the last rung beside the public libraries, on lab; SUITE=qwen on the other cases"),
+        (f"make trace VARIANT={run.variants[-1]}", "inside the kernel: a timeline of every role"),
         ("make record", "all of it, as the recorded run that the repository carries"),
         ("make report RUN=<folder>", "writes this report of a run; needs no GPU"),
     ]

@@ -9,8 +9,7 @@ import shutil
 import subprocess
 import sysconfig
 import tempfile
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +18,7 @@ import torch
 from tilelang import tvm
 
 from kernels.errors import UserError
+from kernels.markers import Marker, build_traced
 from kernels.problem import CHUNK, HEAD_DIM, Case
 
 
@@ -38,14 +38,16 @@ def target() -> dict[str, str]:
     return {"kind": "cuda", "arch": f"sm_{major}{minor}{'a' if major >= 9 else ''}"}
 
 
-# Compiled kernels are replaced by their description while `kernels_of` runs; see there.
-_collected: list[Source] | None = None
+# Compiled kernels are replaced by their description while `launches_of` runs; see there.
+_collected: list[Launch] | None = None
+_traced = False
 
 
 class Builder:
     """A `tilelang.jit` builder whose target is decided when it is first called, not when it is imported."""
 
     def __init__(self, function: Callable, pass_configs: dict):
+        self._function = function
         self._jit = tilelang.jit(function, pass_configs=pass_configs)
         self._pass_configs = pass_configs
         self._compiled: dict[tuple, Callable] = {}
@@ -53,8 +55,9 @@ class Builder:
     def __call__(self, *args):
         """The compiled kernel for these builder arguments; compiled once in a process, then looked up."""
         if _collected is not None:
-            _collected.append(Source(self._jit.get_tir(*args), self._pass_configs))
-            return lambda *tensors: None
+            prim_func, markers = build_traced(self._function, args) if _traced else (self._jit.get_tir(*args), ())
+            source, noted = Source(prim_func, self._pass_configs, markers), _collected
+            return lambda *tensors: noted.append(Launch(source, tensors))
         if args not in self._compiled:
             self._jit.target = target()
             self._compiled[args] = self._jit(*args)
@@ -72,11 +75,33 @@ class Source:
 
     prim_func: object
     pass_configs: dict
+    markers: tuple[Marker, ...] = ()  # those that record, in a traced build
 
     @property
     def name(self) -> str:
         """The prim_func's name; the device function adds `_kernel`."""
         return str(self.prim_func.attrs["global_symbol"])
+
+    @property
+    def dv_tile(self) -> int:
+        """Columns of dv that a CTA owns. Tiles are what a grid has a constant number of; B and Hv are arguments."""
+        tiles = 1
+
+        def count(node) -> None:
+            nonlocal tiles
+            if isinstance(node, tvm.tirx.For) and node.thread_binding is not None:
+                tiles *= int(node.extent) if isinstance(node.extent, tvm.tirx.IntImm) else 1
+
+        tvm.tirx.stmt_functor.post_order_visit(self.prim_func.body, count)
+        return HEAD_DIM // tiles
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A kernel and the tensors that it would be called with."""
+
+    source: Source
+    tensors: tuple[torch.Tensor, ...]
 
 
 @dataclass(frozen=True)
@@ -92,31 +117,33 @@ class Facts:
     stl: int  # local-memory stores
 
 
-@contextmanager
-def _collecting() -> Iterator[list[Source]]:
-    global _collected
-    _collected = []
+def launches_of(forward: Callable, arguments: tuple, traced: bool = False) -> list[Launch]:
+    """The kernels that `forward(*arguments)` launches, in order; none is compiled or run.
+
+    Builders hand out a stand-in and note what they would have compiled. With `traced`, kernels record at their markers
+    and want the trace as one more tensor, see kernels.markers.
+    """
+    global _collected, _traced
+    _collected, _traced = [], traced
     try:
-        yield _collected
+        forward(*arguments)
+        return _collected
     finally:
-        _collected = None
+        _collected, _traced = None, False
 
 
 def kernels_of(forward: Callable, cases: tuple[Case, ...]) -> list[Source]:
-    """The distinct kernels that `forward` builds for these cases, found by calling it on `meta` tensors.
-
-    No GPU and no compilation: builders hand out a stand-in and note what they would have compiled.
-    """
+    """The distinct kernels that `forward` builds for these cases, found on `meta` tensors, without a GPU."""
     sources: dict[tuple[str, str], Source] = {}
     for case in cases:
-        with _collecting() as found:
-            forward(*_meta_inputs(case))
-        for source in found:
+        for source in (launch.source for launch in launches_of(forward, meta_inputs(case))):
             sources.setdefault((source.name, source.prim_func.script()), source)
     return list(sources.values())
 
 
-def _meta_inputs(case: Case) -> tuple:
+def meta_inputs(case: Case) -> tuple:
+    """The core's arguments on a case as `meta` tensors, which have shapes and no content."""
+
     def meta(*shape: int, dtype=torch.float32) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
 
@@ -133,16 +160,25 @@ def _meta_inputs(case: Case) -> tuple:
     )
 
 
-def compile_into_cache(source: Source) -> None:
-    """Compile a kernel into TileLang's cache (TILELANG_CACHE_DIR), where a later process or machine finds it."""
-    tilelang.compile(source.prim_func, target=target(), pass_configs=source.pass_configs)
+def compile_into_cache(source: Source) -> Callable:
+    """The kernel, compiled into TileLang's cache (TILELANG_CACHE_DIR), where a later process or machine finds it."""
+    return tilelang.compile(source.prim_func, target=target(), pass_configs=source.pass_configs)
 
 
-def facts(source: Source) -> list[Facts]:
-    """Cross-compile a kernel to a cubin and read its resources and instruction counts.
+@dataclass(frozen=True)
+class Cubin:
+    """What nvcc made of a kernel."""
+
+    content: bytes
+    log: str  # of ptxas, verbose
+    dynamic_shared: dict[str, int]  # bytes, by device function
+
+
+def cubin(source: Source) -> Cubin:
+    """Cross-compile a kernel.
 
     Raises:
-        ToolMissing: nvcc, cuobjdump or nvdisasm can't be found.
+        ToolMissing: nvcc can't be found.
     """
     from tilelang.contrib import nvcc
 
@@ -152,17 +188,31 @@ def facts(source: Source) -> list[Facts]:
         artifact = tilelang.lower(source.prim_func, target=hopper)
     fast_math = ["--use_fast_math"] if source.pass_configs.get("tl.enable_fast_math") else []
     with tempfile.TemporaryDirectory() as folder:
-        text, cubin = Path(folder, "kernel.cu"), Path(folder, "kernel.cubin")
+        text, made = Path(folder, "kernel.cu"), Path(folder, "kernel.cubin")
         text.write_text(artifact.kernel_source)
         command = [compiler, "--cubin", "-O3", f"-arch={target()['arch']}", *nvcc.default_compile_options(), *fast_math]
-        log = _run([*command, "-Xptxas", "-v", "-o", str(cubin), str(text)])
-        sass = _run([find_tool("nvdisasm"), "-c", str(cubin)])
-        usage = _run([find_tool("cuobjdump"), "--dump-resource-usage", str(cubin)])
+        log = _run([*command, "-Xptxas", "-v", "-o", str(made), str(text)])
+        content = made.read_bytes()
     dynamic = {
         str(function.attrs["global_symbol"]): int(function.attrs.get("dyn_shared_memory_buf", 0))
         for function in artifact.device_mod.functions.values()
     }
-    return parse_facts(log, usage, sass, dynamic)
+    return Cubin(content, log, dynamic)
+
+
+def facts(source: Source) -> list[Facts]:
+    """Cross-compile a kernel to a cubin and read its resources and instruction counts.
+
+    Raises:
+        ToolMissing: nvcc, cuobjdump or nvdisasm can't be found.
+    """
+    made = cubin(source)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "kernel.cubin")
+        path.write_bytes(made.content)
+        sass = _run([find_tool("nvdisasm"), "-c", str(path)])
+        usage = _run([find_tool("cuobjdump"), "--dump-resource-usage", str(path)])
+    return parse_facts(made.log, usage, sass, made.dynamic_shared)
 
 
 def parse_facts(ptxas_log: str, usage: str, sass: str, dynamic_shared: dict[str, int]) -> list[Facts]:

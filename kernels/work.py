@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from kernels.problem import CHUNK, HEAD_DIM, Case
 
 BF16, FP32 = 2, 4  # bytes
+# Dense BF16, of one SM of Hopper: 989 TFLOP/s of an H100 SXM over 132 SMs and 1830 MHz (NVIDIA's H100 white paper).
+TENSOR_FLOPS_PER_CYCLE = 4096
 
 
 @dataclass(frozen=True)
@@ -76,6 +78,15 @@ def formulations(case: Case) -> dict[str, Work]:
         "… and dv in two tiles": Work(states + 6 * squares, least.bytes),
         "… and intermediates in device memory": Work(states + 4 * squares, least.bytes + stored),
     }
+
+
+def chunk_cycles(dv_tile: int) -> float:
+    """SM cycles that a full chunk takes on the tensor cores at least, where a CTA owns `dv_tile` columns of dv.
+
+    Counted as in `core`, with Q K^T once in every CTA.
+    """
+    flops = 2 * CHUNK * (3 * HEAD_DIM * dv_tile + 2 * CHUNK * dv_tile + CHUNK * HEAD_DIM)
+    return flops / TENSOR_FLOPS_PER_CYCLE
 
 
 def speed_of_light(work: Work, ceilings: Ceilings) -> float:

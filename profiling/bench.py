@@ -126,7 +126,7 @@ def time_implementations(chosen: dict[str, Implementation], arguments: Arguments
     samples = {name: {"latency_graph": [], "latency_eager": []} for name in chosen}
     for _ in range(GRAPH_SAMPLES):
         for name, (graph, calls) in graphs.items():
-            samples[name]["latency_graph"].append(_timed(graph.replay) / len(calls))
+            samples[name]["latency_graph"].append(timed(graph.replay) / len(calls))
     graphs.clear()
     torch.cuda.empty_cache()
     for i in range(-EAGER_WARMUPS, EAGER_SAMPLES):
@@ -134,7 +134,7 @@ def time_implementations(chosen: dict[str, Implementation], arguments: Arguments
             if each.many_launches and i >= EAGER_SAMPLES // 10:
                 continue
             own = copies[each.convert]
-            seconds = _timed(lambda f=each.forward, j=i, own=own: f(*own[j % len(own)]))
+            seconds = timed(lambda f=each.forward, j=i, own=own: f(*own[j % len(own)]))
             if i >= 0:
                 samples[name]["latency_eager"].append(seconds)
     return samples
@@ -165,7 +165,7 @@ def _capture(implementation: Implementation, copies: list[tuple]):
     return graph, results
 
 
-def _timed(call: Callable[[], object]) -> float:
+def timed(call: Callable[[], object]) -> float:
     """Seconds on the GPU's clock from before to after `call`."""
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()
@@ -184,7 +184,7 @@ def measure_ceilings() -> work.Ceilings:
     target = torch.empty_like(source)
 
     def median(call: Callable[[], object]) -> float:
-        return statistics.median([_timed(call) for _ in range(13)][3:])
+        return statistics.median([timed(call) for _ in range(13)][3:])
 
     product = median(lambda: torch.matmul(a, b, out=c))
     copy = median(lambda: target.copy_(source))

@@ -1,11 +1,14 @@
 """The recorded run: all that is measured into profiling/recorded/<gpu>/, small and free of private data.
 
-    python -m profiling.record [--part bench|cold|ncu|nsys|rows] [--replace] [--out FOLDER]
+    python -m profiling.record [--part bench|cold|ncu|nsys|trace|rows] [--replace] [--out FOLDER]
 
 --out records into a folder of one's own instead. `bench` starts a run: every rung on `lab`, the last one on `qwen`, the
 public libraries on both. `cold` (the cold start), `ncu` and `nsys` add to it; each ends within ten minutes on an H200,
 and without --part all run in turn. A recorded run is replaced only with --replace. `rows` reads the recorded exports
 anew, once more is read from them; it needs no GPU.
+
+`trace` may be added at another commit than the run's: a trace is read by itself, and carries its commit and the time
+of the untraced kernel beside it, which shows whether that is still the one that was benchmarked.
 """
 
 from __future__ import annotations
@@ -21,19 +24,22 @@ import pandas as pd
 import variants
 from kernels import problem
 from kernels.errors import command
-from profiling import bench, coldstart, ncu, ncu_export, nsys, nsys_export, run, schema
+from profiling import bench, coldstart, ncu, ncu_export, nsys, nsys_export, run, schema, trace
 from profiling.ranges import range_name
 
 # Counters are recorded for a case that fills the GPU, one whose chunk loop is a chain, and the smallest one.
 NCU_CASES = "wide_gva_state,chain_equal,short_tail_state"
 COLD_CASE = "wide_gva_state"
+# A timeline of the rung whose work is one after the other, and of the one whose roles overlap.
+TRACED, TRACE_CASES = ("multibuf", "ws"), "wide_gva_state,chain_equal"
 
 
 @command
 def main() -> None:
     """Run the command line that the module describes."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--part", choices=("bench", "cold", "ncu", "nsys", "rows"), help="one part; all if left out")
+    parts = ("bench", "cold", "ncu", "nsys", "trace", "rows")
+    parser.add_argument("--part", choices=parts, help="one part; all if left out")
     parser.add_argument("--replace", action="store_true", help="replace the recorded run of this GPU")
     parser.add_argument("--out", type=Path, help="a run folder of your own; the recorded run of this GPU if left out")
     options = parser.parse_args()
@@ -55,6 +61,8 @@ def main() -> None:
         _add(folder, now, "ncu", lambda scratch, info: ncu.profile(names, problem.select(NCU_CASES), scratch, info))
     if options.part in (None, "nsys"):
         _add(folder, now, "nsys", lambda scratch, info: nsys.profile(names, problem.SUITES["lab"], scratch, info))
+    if options.part in (None, "trace"):
+        _trace(folder, now)
     print(f"\nrecorded: {folder}")
 
 
@@ -94,6 +102,28 @@ def _bench(names: tuple[str, ...], folder: Path, info: dict, replace: bool) -> N
 def _cold(folder: Path, now: dict) -> None:
     info = _started(folder, now)
     coldstart.measure(problem.CASES[COLD_CASE], folder, info)
+
+
+def _trace(folder: Path, now: dict) -> None:
+    """Trace TRACED on TRACE_CASES in a scratch folder, then add them to the recorded run.
+
+    Raises:
+        BadRun: no run on such a GPU was started, or it has traces already.
+    """
+    info = run.read_info(folder)
+    if info["gpu"]["name"] != now["gpu"]["name"]:
+        found = info["gpu"]["name"]
+        raise run.BadRun(f"{folder}: a run on {now['gpu']['name']} was expected, found {found}: name another OUT")
+    if (folder / "trace").exists():
+        raise run.BadRun(f"{folder / 'trace'}: is recorded already; remove that folder to record it anew")
+    info["trace"] = []
+    with tempfile.TemporaryDirectory() as scratch:
+        for case in problem.select(TRACE_CASES):
+            for name in TRACED:
+                known = trace.record(name, case, Path(scratch), info, now)
+                print(f"  {name:<16}{case.name:<20}{known['recorded']} of {known['chunks']} chunks")
+        shutil.copytree(Path(scratch, "trace"), folder / "trace")
+    run.write_info(folder, info)
 
 
 def _started(folder: Path, now: dict) -> dict:

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from profiling import run, schema
+import numpy as np
+import pandas as pd
+
+from kernels.markers import CHUNKS, MARKERS
+from profiling import run, schema, spans
 from profiling.metrics import METRICS
 
 GPU = "NVIDIA H200"
@@ -94,4 +98,63 @@ def write_run(
     folder.mkdir(parents=True)
     run.write_info(folder, info(times, list(skipped)))
     run.add_rows(folder, rows(times, profiled))
+    return folder
+
+
+# A trace that a machine of our own would leave: the roles of real markers, with made-up durations, wait for each other.
+DURATIONS = {"issue": 40, "drain": 260, "matmul": 380, "compute": 170, "copy": 110}
+LATENCY = 20  # cycles from an arrival to the end of the wait for it
+
+
+def clocks(markers, chunks: int, durations: dict[str, int] | None = None, origin: int = 10**12) -> np.ndarray:
+    """The buffer of kernels.markers.build_traced after `chunks` chunks; durations by a marker's verb or whole text.
+
+    A wait ends LATENCY after the last arrival at its barrier that is about the same chunk. What the loops do not arrive
+    at, since it comes before them, is there from the start.
+    """
+    durations = DURATIONS | (durations or {})
+    buffer = np.zeros((CHUNKS, MARKERS), dtype=np.int64)
+    programs = {
+        role: [(c, i, m) for c in range(chunks) for i, m in enumerate(markers) if m.role == role]
+        for role in dict.fromkeys(m.role for m in markers)
+    }
+    time = dict.fromkeys(programs, 0)
+    arrived: dict[tuple[str, int], list[int]] = {}
+    while any(programs.values()):
+        moved = False
+        for role, program in programs.items():
+            while program:
+                c, i, marker = program[0]
+                verb, _, name = marker.text.partition(" ")
+                about = c + marker.ahead
+                end = time[role]
+                if verb == "wait":
+                    sources = [m for m in markers if m.text == f"arrive {name}" and 0 <= about - m.ahead < chunks]
+                    there = arrived.get((name, about), [])
+                    if len(there) < len(sources):
+                        break
+                    end = max(end, *there, 0) + LATENCY
+                elif verb == "arrive":
+                    arrived.setdefault((name, about), []).append(end)
+                else:
+                    end += durations.get(marker.text, durations[verb])
+                if c < CHUNKS:
+                    buffer[c, i] = origin + time[role]
+                time[role] = end
+                program.pop(0)
+                moved = True
+        assert moved, {role: program[0] for role, program in programs.items() if program}
+    return buffer
+
+
+def write_trace(folder: Path, variant: str, case: str, markers, **how) -> Path:
+    """Add the trace of these markers to a run's folder, as `make record PART=trace` would."""
+    info, chunks = run.read_info(folder), how.pop("chunks", 32)
+    events = spans.decode(markers, clocks(markers, chunks, **how))
+    where = {"run": RUN, "gpu": GPU, "tool": "trace", "variant": variant, "case": case}
+    frame = pd.DataFrame(where, index=events.index).join(events)
+    spans.write(frame, spans.stored(folder, variant, case))
+    known = {"variant": variant, "case": case, "commit": "0123456789", "driver": "570.1", "dv_tile": 64}
+    known |= {"chunks": chunks, "recorded": int(events["chunk"].max()) + 1, "untraced_s": 1e-4, "traced_s": 1.05e-4}
+    run.write_info(folder, info | {"trace": [*info.get("trace", []), known]})
     return folder

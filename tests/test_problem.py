@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from kernels import problem
-from kernels.build import _meta_inputs
+from kernels.build import meta_inputs
 from kernels.problem import Case, check_core_inputs, make_inputs
 
 CASE = Case("test", 2, 65, 2, 4, initial_state=True)
@@ -59,8 +59,8 @@ def test_gates_do_what_they_are_called():
 
 
 def test_core_inputs_are_accepted_with_and_without_state():
-    assert check_core_inputs(*_meta_inputs(CASE)) == (2, 65, 2, 4)
-    assert check_core_inputs(*_meta_inputs(CASE)[:-1], None) == (2, 65, 2, 4)
+    assert check_core_inputs(*meta_inputs(CASE)) == (2, 65, 2, 4)
+    assert check_core_inputs(*meta_inputs(CASE)[:-1], None) == (2, 65, 2, 4)
 
 
 NAMES = ("q", "k", "v", "g_cumsum", "beta", "A", "initial_state")
@@ -69,7 +69,7 @@ NAMES = ("q", "k", "v", "g_cumsum", "beta", "A", "initial_state")
 @pytest.mark.parametrize("name", NAMES)
 def test_wrong_shape_dtype_and_layout_are_refused_by_name(name):
     def call(change):
-        inputs = dict(zip(NAMES, _meta_inputs(CASE), strict=True))
+        inputs = dict(zip(NAMES, meta_inputs(CASE), strict=True))
         inputs[name] = change(inputs[name])
         check_core_inputs(**inputs)
 
@@ -84,7 +84,7 @@ def test_wrong_shape_dtype_and_layout_are_refused_by_name(name):
 
 
 def test_heads_that_do_not_group_and_missing_dimensions_are_refused():
-    q, k, v, g, beta, A, state = _meta_inputs(CASE)
+    q, k, v, g, beta, A, state = meta_inputs(CASE)
     with pytest.raises(ValueError, match="Hv a multiple of Hq, found B=2 T=65 Hq=2 Hv=3"):
         check_core_inputs(q, k, v[:, :, :3], g, beta, A, state)
     with pytest.raises(ValueError, match=r"q and v must be \[B,T,H,128\]"):
@@ -92,6 +92,6 @@ def test_heads_that_do_not_group_and_missing_dimensions_are_refused():
 
 
 def test_tensors_that_are_all_on_the_cpu_are_refused():
-    inputs = (None if x is None else torch.empty(x.shape, dtype=x.dtype) for x in _meta_inputs(CASE))
+    inputs = (None if x is None else torch.empty(x.shape, dtype=x.dtype) for x in meta_inputs(CASE))
     with pytest.raises(ValueError, match=r"one CUDA device, found q on cpu.*use kernels\.reference"):
         check_core_inputs(*inputs)

@@ -23,6 +23,7 @@ import torch
 from tilelang.layout import make_swizzled_layout
 
 from kernels.build import jit
+from kernels.markers import mark, role
 from kernels.problem import CHUNK, HEAD_DIM, SCALE, check_core_inputs
 from variants import dv_tile
 
@@ -100,10 +101,13 @@ def build(has_initial_state, DV_TILE):
             else:
                 T.clear(S_frag)
             for c in T.serial(chunks):
+                role("all", 0, c)
+                mark("wait CTA")
                 t0 = c * CHUNK
                 stage = c % STAGES
                 ahead = c + STAGES - 1
                 T.sync_threads()  # the previous chunk's tiles and tables are no longer read
+                mark("copy A, K, V, Q", STAGES - 1)
                 if ahead < chunks:
                     a0 = ahead * CHUNK
                     slot = ahead % STAGES
@@ -111,54 +115,79 @@ def build(has_initial_state, DV_TILE):
                     T.tma_copy(k[b, a0 : a0 + CHUNK, hk, 0:HEAD_DIM], K_shared[slot, :, :], barrier=loaded[slot])
                     T.tma_copy(v[b, a0 : a0 + CHUNK, h, dv : dv + DV_TILE], V_shared[slot, :, :], barrier=loaded[slot])
                     T.tma_copy(q[b, a0 : a0 + CHUNK, hk, 0:HEAD_DIM], Q_shared[slot, :, :], barrier=loaded[slot])
+                    mark("arrive loaded", STAGES - 1)
                     if T.shuffle_elect(THREADS):
                         T.barrier_arrive(loaded[slot])
+                mark("compute gates")
                 if tx < CHUNK:
                     g_shared[tx] = g_next
                     beta_shared[tx] = beta_next
+                mark("copy S")
                 T.copy(S_frag, S_shared)
+                mark("wait CTA")
                 T.sync_threads()
+                mark("compute γ, γ_ℓ/γ")
                 if tx < CHUNK:
                     gamma_shared[tx] = T.exp(g_shared[tx])
                     decay_shared[tx] = T.exp(g_shared[CHUNK - 1] - g_shared[tx])
                 g_next = g_cumsum[b, T.min(t0 + CHUNK + tx % CHUNK, Tn - 1), h]
                 beta_next = beta[b, T.min(t0 + CHUNK + tx % CHUNK, Tn - 1), h]
+                mark("wait loaded")
                 T.barrier_wait(loaded[stage], c // STAGES % 2)
+                mark("wait CTA")
                 T.sync_threads()
                 # W = -A B Γ K
+                mark("compute -A B Γ")
                 T.copy(A_shared[stage, :, :], A_frag)
                 for i, j in T.Parallel(CHUNK, CHUNK):
                     Aw_frag[i, j] = A_frag[i, j] * (-beta_shared[j] * gamma_shared[j])
+                mark("matmul W")
                 T.gemm(Aw_frag, K_shared[stage, :, :], W_frag, clear_accum=True)
+                mark("copy W")
                 T.copy(W_frag, W_shared)
                 # Vnew = A B V + W S
+                mark("compute A B")
                 for i, j in T.Parallel(CHUNK, CHUNK):
                     Au_frag[i, j] = A_frag[i, j] * beta_shared[j]
+                mark("matmul U")
                 T.gemm(Au_frag, V_shared[stage, :, :], Vnew_frag, clear_accum=True)
+                mark("matmul W S")
                 T.gemm(W_shared, S_shared, Vnew_frag)
+                mark("copy Vnew")
                 T.copy(Vnew_frag, Vnew_shared)
                 # O = Γ Q S
+                mark("matmul Q S")
                 T.gemm(Q_shared[stage, :, :], S_shared, O_frag, clear_accum=True)
+                mark("compute Γ Q S")
                 for i, j in T.Parallel(CHUNK, DV_TILE):
                     O_frag[i, j] *= gamma_shared[i]
                 # P = Lower(Q K^T) ⊙ exp(g_i - g_j)
+                mark("matmul Q K^T")
                 T.gemm(Q_shared[stage, :, :], K_shared[stage, :, :], P_frag, transpose_B=True, clear_accum=True)
+                mark("compute P")
                 for i, j in T.Parallel(CHUNK, CHUNK):
                     # Above the diagonal the exponent is capped at 0 and the product masked.
                     P_frag[i, j] *= T.exp(T.min(g_shared[i] - g_shared[j], 0.0))
                 for i, j in T.Parallel(CHUNK, CHUNK):
                     P_frag[i, j] = T.Select(i >= j, P_frag[i, j], 0.0)
+                mark("copy P")
                 T.copy(P_frag, P_shared)
                 # O = scale (O + P Vnew)
+                mark("matmul P Vnew")
                 T.gemm(P_shared, Vnew_shared, O_frag)
+                mark("compute scale O")
                 for i, j in T.Parallel(CHUNK, DV_TILE):
                     O_frag[i, j] *= SCALE
+                mark("copy O")
                 T.copy(O_frag, output[b, t0 : t0 + CHUNK, h, dv : dv + DV_TILE])
                 # S = γ_ℓ S + K^T (diag(γ_ℓ/γ) Vnew)
+                mark("compute γ_ℓ/γ Vnew")
                 for i, j in T.Parallel(CHUNK, DV_TILE):
                     Vnew_shared[i, j] = decay_shared[i] * Vnew_frag[i, j]
+                mark("compute γ_ℓ S")
                 for i, j in T.Parallel(HEAD_DIM, DV_TILE):
                     S_frag[i, j] *= gamma_shared[CHUNK - 1]
+                mark("matmul K^T Vnew")
                 T.gemm(K_shared[stage, :, :], Vnew_shared, S_frag, transpose_A=True)
             T.copy(S_frag, final_state[b, h, :, dv : dv + DV_TILE])
 

@@ -32,6 +32,7 @@ import torch
 from tilelang.layout import make_swizzled_layout
 
 from kernels.build import jit
+from kernels.markers import mark, role
 from kernels.problem import CHUNK, HEAD_DIM, SCALE, check_core_inputs
 from variants import dv_tile
 
@@ -87,58 +88,84 @@ def build(has_initial_state, DV_TILE):
             else:
                 T.clear(S_frag)
             for c in T.serial(T.ceildiv(Tn, CHUNK)):
+                role("all", 0, c)
+                mark("wait CTA")
                 t0 = c * CHUNK
                 g_last = g_cumsum[b, T.min(t0 + CHUNK, Tn) - 1, h]
                 T.sync_threads()  # the previous chunk's tiles are no longer read
+                mark("copy A, K, V, Q")
                 T.tma_copy(A[b, t0 : t0 + CHUNK, h, 0:CHUNK], A_shared, barrier=loaded)
                 T.tma_copy(k[b, t0 : t0 + CHUNK, hk, 0:HEAD_DIM], K_shared, barrier=loaded)
                 T.tma_copy(v[b, t0 : t0 + CHUNK, h, dv : dv + DV_TILE], V_shared, barrier=loaded)
                 T.tma_copy(q[b, t0 : t0 + CHUNK, hk, 0:HEAD_DIM], Q_shared, barrier=loaded)
+                mark("arrive loaded")
                 if T.shuffle_elect(THREADS):
                     T.barrier_arrive(loaded)
+                mark("compute gates")
                 for i in T.Parallel(CHUNK):
                     # Past the end the last gate is repeated: exponents stay <= 0, and K, V and A are zero there.
                     g_shared[i] = g_cumsum[b, T.min(t0 + i, Tn - 1), h]
                     gamma_shared[i] = T.exp(g_shared[i])
                     decay_shared[i] = T.exp(g_last - g_shared[i])
                     beta_shared[i] = beta[b, T.min(t0 + i, Tn - 1), h]
+                mark("copy S")
                 T.copy(S_frag, S_shared)
+                mark("wait loaded")
                 T.barrier_wait(loaded, c % 2)
+                mark("wait CTA")
                 T.sync_threads()
                 # W = -A B Γ K
+                mark("compute -A B Γ")
                 T.copy(A_shared, A_frag)
                 for i, j in T.Parallel(CHUNK, CHUNK):
                     Aw_frag[i, j] = A_frag[i, j] * (-beta_shared[j] * gamma_shared[j])
+                mark("matmul W")
                 T.gemm(Aw_frag, K_shared, W_frag, clear_accum=True)
+                mark("copy W")
                 T.copy(W_frag, W_shared)
                 # Vnew = A B V + W S
+                mark("compute A B")
                 for i, j in T.Parallel(CHUNK, CHUNK):
                     Au_frag[i, j] = A_frag[i, j] * beta_shared[j]
+                mark("matmul U")
                 T.gemm(Au_frag, V_shared, Vnew_frag, clear_accum=True)
+                mark("matmul W S")
                 T.gemm(W_shared, S_shared, Vnew_frag)
+                mark("copy Vnew")
                 T.copy(Vnew_frag, Vnew_shared)
                 # O = Γ Q S
+                mark("matmul Q S")
                 T.gemm(Q_shared, S_shared, O_frag, clear_accum=True)
+                mark("compute Γ Q S")
                 for i, j in T.Parallel(CHUNK, DV_TILE):
                     O_frag[i, j] *= gamma_shared[i]
                 # P = Lower(Q K^T) ⊙ exp(g_i - g_j)
+                mark("matmul Q K^T")
                 T.gemm(Q_shared, K_shared, P_frag, transpose_B=True, clear_accum=True)
+                mark("compute P")
                 for i, j in T.Parallel(CHUNK, CHUNK):
                     # Above the diagonal the exponent is capped at 0 and the product masked.
                     P_frag[i, j] *= T.exp(T.min(g_shared[i] - g_shared[j], 0.0))
                 for i, j in T.Parallel(CHUNK, CHUNK):
                     P_frag[i, j] = T.Select(i >= j, P_frag[i, j], 0.0)
+                mark("copy P")
                 T.copy(P_frag, P_shared)
                 # O = scale (O + P Vnew)
+                mark("matmul P Vnew")
                 T.gemm(P_shared, Vnew_shared, O_frag)
+                mark("compute scale O")
                 for i, j in T.Parallel(CHUNK, DV_TILE):
                     O_frag[i, j] *= SCALE
+                mark("copy O")
                 T.copy(O_frag, output[b, t0 : t0 + CHUNK, h, dv : dv + DV_TILE])
                 # S = γ_ℓ S + K^T (diag(γ_ℓ/γ) Vnew)
+                mark("compute γ_ℓ/γ Vnew")
                 for i, j in T.Parallel(CHUNK, DV_TILE):
                     Vnew_shared[i, j] = decay_shared[i] * Vnew_frag[i, j]
+                mark("compute γ_ℓ S")
                 for i, j in T.Parallel(HEAD_DIM, DV_TILE):
                     S_frag[i, j] *= T.exp(g_last)
+                mark("matmul K^T Vnew")
                 T.gemm(K_shared, Vnew_shared, S_frag, transpose_A=True)
             T.copy(S_frag, final_state[b, h, :, dv : dv + DV_TILE])
 

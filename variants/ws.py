@@ -46,6 +46,7 @@ import torch
 from tilelang.layout import make_swizzled_layout
 
 from kernels.build import jit
+from kernels.markers import mark, role
 from kernels.problem import CHUNK, HEAD_DIM, SCALE, check_core_inputs
 
 DV_TILE = 64  # columns of the state a CTA owns; see the docstring for why not 128
@@ -164,49 +165,76 @@ def build(has_initial_state):
                 stage = T.alloc_var("int32", init=0)
                 phase = T.alloc_var("int32", init=0)
                 for c in T.serial(chunks):
+                    role("state", 0, c)
+                    mark("wait kq_full")
                     following = T.min(c + 1, chunks - 1)
                     slot = following % VA_STAGES
                     T.barrier_wait(kq_full[stage], phase)
                     # Vnew = U + W S
+                    mark("wait w_full")
                     T.barrier_wait(w_full[0], c % 2)
+                    mark("issue W S")
                     T.wgmma_gemm(W_shared[:, 0:HALF], S0_shared, Vnew_frag)
                     T.wgmma_gemm(W_shared[:, HALF:HEAD_DIM], S1_shared, Vnew_frag)
+                    mark("compute γ_ℓ S")
                     for i, j in T.Parallel(HALF, DV_TILE):
                         S0_frag[i, j] *= gamma_last_shared[stage]
                     for i, j in T.Parallel(HALF, DV_TILE):
                         S1_frag[i, j] *= gamma_last_shared[stage]
+                    mark("drain W S")
                     T.wait_wgmma(0)
+                    mark("arrive w_empty")
                     if tx % 32 == 0:
                         T.barrier_arrive(w_empty[0])
                     # S = γ_ℓ S + K^T (diag(γ_ℓ/γ) Vnew)
+                    mark("compute γ_ℓ/γ Vnew")
                     for i, j in T.Parallel(CHUNK, DV_TILE):
                         Vdecayed_frag[i, j] = Vnew_frag[i, j] * decay_shared[stage, i]
                     T.copy(Vdecayed_frag, Vdecayed_shared)
                     T.fence_proxy_async()
+                    mark("wait STATE_SYNC")
                     T.sync_threads(STATE_SYNC, 128)
+                    mark("issue K^T Vnew")
                     T.wgmma_gemm(K_shared[stage, :, 0:HALF], Vdecayed_shared, S0_frag, transpose_A=True)
                     T.wgmma_gemm(K_shared[stage, :, HALF:HEAD_DIM], Vdecayed_shared, S1_frag, transpose_A=True)
+                    mark("wait vnew_empty", -1)
                     T.barrier_wait(vnew_empty[0], (c + 1) % 2)
+                    mark("copy Vnew")
                     T.copy(Vnew_frag, Vnew_shared)
                     T.fence_proxy_async()
                     T.sync_warp()
+                    mark("arrive vnew_full")
                     if tx % 32 == 0:
                         T.barrier_arrive(vnew_full[0])
                     # U = A B V of the following chunk; the last chunk repeats its own
+                    mark("wait va_full", 1)
                     T.barrier_wait(va_full[slot], following // VA_STAGES % 2)
+                    mark("wait au_full", 1)
                     T.barrier_wait(au_full[0], following % 2)
+                    mark("issue U", 1)
                     T.wgmma_gemm(Au_shared, V_shared[slot, :, :], Vnew_frag, clear_accum=True)
+                    mark("wait s_empty")
                     T.barrier_wait(s_empty[0], c % 2)
+                    mark("drain K^T Vnew")
                     T.wait_wgmma(2)
+                    mark("copy S")
                     T.copy(S0_frag, S0_shared)
+                    mark("drain K^T Vnew")
                     T.wait_wgmma(1)
+                    mark("arrive kq_empty")
                     T.barrier_arrive(kq_empty[stage])
+                    mark("copy S")
                     T.copy(S1_frag, S1_shared)
                     T.fence_proxy_async()
+                    mark("wait STATE_SYNC")
                     T.sync_threads(STATE_SYNC, 128)
+                    mark("arrive s_full", 1)
                     if tx % 32 == 0:
                         T.barrier_arrive(s_full[0])
+                    mark("drain U", 1)
                     T.wait_wgmma(0)
+                    mark("arrive va_empty", 1)
+                    mark("arrive au_empty", 1)
                     if tx % 32 == 0:
                         T.barrier_arrive(va_empty[slot])
                         T.barrier_arrive(au_empty[0])
@@ -219,29 +247,45 @@ def build(has_initial_state):
                 stage = T.alloc_var("int32", init=0)
                 phase = T.alloc_var("int32", init=0)
                 for c in T.serial(chunks):
+                    role("prepare", 128, c)
+                    mark("wait va_full")
                     slot = c % VA_STAGES
                     T.barrier_wait(va_full[slot], c // VA_STAGES % 2)
+                    mark("copy A")
                     T.copy(A_shared[slot, :, :], A_frag)
+                    mark("wait kq_full")
                     T.barrier_wait(kq_full[stage], phase)
                     # W = -A B Γ K
+                    mark("compute -A B Γ")
                     for i, j in T.Parallel(CHUNK, CHUNK):
                         Aw_frag[i, j] = A_frag[i, j] * minus_beta_gamma_shared[stage, j]
+                    mark("issue W")
                     T.wgmma_gemm(Aw_frag, K_shared[stage, :, :], W_frag, clear_accum=True)
+                    mark("compute A B")
                     for i, j in T.Parallel(CHUNK, CHUNK):
                         Au_frag[i, j] = A_frag[i, j] * beta_shared[stage, j]
+                    mark("wait au_empty", -1)
                     T.barrier_wait(au_empty[0], (c + 1) % 2)
+                    mark("copy A B")
                     T.copy(Au_frag, Au_shared)
                     T.fence_proxy_async()
                     T.sync_warp()
+                    mark("arrive au_full")
+                    mark("arrive va_empty")
                     if tx % 32 == 0:
                         T.barrier_arrive(au_full[0])
                         T.barrier_arrive(va_empty[slot])
+                    mark("drain W")
                     T.wait_wgmma(0)
+                    mark("arrive kq_empty")
                     T.barrier_arrive(kq_empty[stage])
+                    mark("wait w_empty", -1)
                     T.barrier_wait(w_empty[0], (c + 1) % 2)
+                    mark("copy W")
                     T.copy(W_frag, W_shared)
                     T.fence_proxy_async()
                     T.sync_warp()
+                    mark("arrive w_full")
                     if tx % 32 == 0:
                         T.barrier_arrive(w_full[0])
                     phase = T.if_then_else(stage == KQ_STAGES - 1, 1 - phase, phase)
@@ -256,38 +300,56 @@ def build(has_initial_state):
                 phase = T.alloc_var("int32", init=0)
                 ahead = T.alloc_var("int32", init=0)
                 for c in T.serial(chunks):
+                    role("output", 256, c)
                     # O = scale Γ Q S
+                    mark("wait s_full")
                     T.barrier_wait(s_full[0], c % 2)
+                    mark("issue Q S")
                     T.wgmma_gemm(Q_shared[stage, :, 0:HALF], S0_shared, O_frag, clear_accum=True)
                     T.wgmma_gemm(Q_shared[stage, :, HALF:HEAD_DIM], S1_shared, O_frag)
+                    mark("drain Q S")
                     T.wait_wgmma(0)
+                    mark("arrive s_empty")
                     if tx % 32 == 0:
                         T.barrier_arrive(s_empty[0])
+                    mark("compute scale Γ Q S")
                     for i, j in T.Parallel(CHUNK, DV_TILE):
                         O_frag[i, j] *= scaled_gamma_shared[stage, i]
                     # O = O + P Vnew
+                    mark("wait vnew_full")
                     T.barrier_wait(vnew_full[0], c % 2)
+                    mark("issue P Vnew")
                     T.wgmma_gemm(P_frag, Vnew_shared, O_frag)
                     # Q K^T of the following chunk; the last chunk repeats its own
                     if c + 1 < chunks:
                         phase = T.if_then_else(stage == KQ_STAGES - 1, 1 - phase, phase)
                         ahead = T.if_then_else(stage == KQ_STAGES - 1, 0, stage + 1)
+                    mark("wait kq_full", 1)
                     T.barrier_wait(kq_full[ahead], phase)
+                    mark("issue Q K^T", 1)
                     T.wgmma_gemm(
                         Q_shared[ahead, :, :], K_shared[ahead, :, :], QK_frag, transpose_B=True, clear_accum=True
                     )
+                    mark("drain P Vnew")
                     T.wait_wgmma(1)
                     T.sync_warp()
+                    mark("arrive vnew_empty")
                     if tx % 32 == 0:
                         T.barrier_arrive(vnew_empty[0])
+                    mark("arrive kq_empty")
                     T.barrier_arrive(kq_empty[stage])
+                    mark("wait o_empty", -1)
                     T.barrier_wait(o_empty[0], (c + 1) % 2)
+                    mark("copy O")
                     T.copy(O_frag, O_shared)
                     T.fence_proxy_async()
                     T.sync_warp()
+                    mark("arrive o_full")
                     if tx % 32 == 0:
                         T.barrier_arrive(o_full[0])
+                    mark("drain Q K^T", 1)
                     T.wait_wgmma(0)
+                    mark("compute P", 1)
                     weigh(QK_frag, g_shared, ahead, P_frag)
                     stage = ahead
             else:
@@ -296,22 +358,30 @@ def build(has_initial_state):
                     stage = T.alloc_var("int32", init=0)
                     phase = T.alloc_var("int32", init=0)
                     for c in T.serial(chunks):
+                        role("load K Q", 384, c)
+                        mark("wait kq_empty", -KQ_STAGES)
                         t0 = c * CHUNK
                         T.barrier_wait(kq_empty[stage], 1 - phase)
+                        mark("copy K, Q")
                         T.tma_copy(k[b, t0 : t0 + CHUNK, hk, 0:HEAD_DIM], K_shared[stage, :, :], barrier=kq_full[stage])
                         T.tma_copy(q[b, t0 : t0 + CHUNK, hk, 0:HEAD_DIM], Q_shared[stage, :, :], barrier=kq_full[stage])
+                        mark("arrive kq_full")
                         T.barrier_arrive(kq_full[stage])
                         phase = T.if_then_else(stage == KQ_STAGES - 1, 1 - phase, phase)
                         stage = T.if_then_else(stage == KQ_STAGES - 1, 0, stage + 1)
                 elif tx < 448:  # copy V and A
                     for c in T.serial(chunks):
+                        role("load V A", 416, c)
+                        mark("wait va_empty", -VA_STAGES)
                         slot = c % VA_STAGES
                         t0 = c * CHUNK
                         T.barrier_wait(va_empty[slot], (c // VA_STAGES + 1) % 2)
+                        mark("copy V, A")
                         T.tma_copy(A[b, t0 : t0 + CHUNK, h, 0:CHUNK], A_shared[slot, :, :], barrier=va_full[slot])
                         T.tma_copy(
                             v[b, t0 : t0 + CHUNK, h, dv : dv + DV_TILE], V_shared[slot, :, :], barrier=va_full[slot]
                         )
+                        mark("arrive va_full")
                         T.barrier_arrive(va_full[slot])
                 elif tx < 480:  # gates
                     lane = tx - 448
@@ -320,12 +390,16 @@ def build(has_initial_state):
                     stage = T.alloc_var("int32", init=0)
                     phase = T.alloc_var("int32", init=0)
                     for c in T.serial(chunks):
+                        role("gates", 448, c)
+                        mark("copy g, beta")
                         t0 = c * CHUNK
                         for half in T.unroll(2):
                             # Past the end the last gate is repeated: no exponent is positive, and K, V and A are zero.
                             gate[half] = g_cumsum[b, T.min(t0 + half * 32 + lane, Tn - 1), h] * LOG2E
                             weight[half] = beta[b, T.min(t0 + half * 32 + lane, Tn - 1), h]
+                        mark("wait kq_empty", -KQ_STAGES)
                         T.barrier_wait(kq_empty[stage], 1 - phase)
+                        mark("compute gates")
                         for half in T.unroll(2):
                             g_shared[stage, half * 32 + lane] = gate[half]
                             beta_shared[stage, half * 32 + lane] = weight[half]
@@ -334,13 +408,18 @@ def build(has_initial_state):
                             decay_shared[stage, half * 32 + lane] = T.exp2(T.shfl_sync(gate[1], 31) - gate[half])
                         if lane == 31:
                             gamma_last_shared[stage] = T.exp2(gate[1])
+                        mark("arrive kq_full")
                         T.barrier_arrive(kq_full[stage])
                         phase = T.if_then_else(stage == KQ_STAGES - 1, 1 - phase, phase)
                         stage = T.if_then_else(stage == KQ_STAGES - 1, 0, stage + 1)
                 else:  # store O
                     for c in T.serial(chunks):
+                        role("store O", 480, c)
+                        mark("wait o_full")
                         T.barrier_wait(o_full[0], c % 2)
+                        mark("copy O")
                         T.copy(O_shared, output[b, c * CHUNK : (c + 1) * CHUNK, h, dv : dv + DV_TILE])
+                        mark("arrive o_empty")
                         T.barrier_arrive(o_empty[0])
 
     return ws
