@@ -48,7 +48,7 @@ test: $(everything) ## the tests that need no GPU; kernels are cross-compiled fo
 	$(py) -m pytest -m "not gpu"
 
 test-gpu: $(everything) ## every variant on every lab case and on odd shapes, on this machine's GPU
-	$(py) -m pytest -m gpu tests/test_gpu.py tests/test_bench.py tests/test_trace.py
+	$(py) -m pytest -m gpu tests/test_gpu.py tests/test_bench.py
 
 lint: $(everything) ## ruff: rules and formatting
 	$(py) -m ruff check .

@@ -5,7 +5,7 @@ import math
 
 import pytest
 import synthetic
-from test_figures import assert_legible
+from legible import assert_legible
 
 from analysis import compare, load, present, report
 from kernels.errors import UserError

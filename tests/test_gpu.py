@@ -7,10 +7,14 @@ from pathlib import Path
 
 import pytest
 import torch
+from traced import assert_holds_together
 
 import variants
+from analysis import roles
 from kernels import preprocess, problem, reference
+from profiling import trace
 from profiling.bench import poisoned_memory
+from profiling.run import describe
 
 pytestmark = pytest.mark.gpu
 ROOT = Path(__file__).resolve().parent.parent
@@ -132,3 +136,14 @@ def test_the_sanitizer_finds_nothing(tool, name):
     words = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", sys.executable, "-c", script, name]
     done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stdout[-3000:]
+
+
+@pytest.mark.parametrize("name", [name for name in variants.LADDER if name not in ("naive", "fused")])
+def test_a_trace_holds_together(name, tmp_path):
+    """The same bits as untraced too, else `record` raises."""
+    case = problem.CASES["chain_equal"]
+    info = describe({name: variants.label(name)})
+    known = trace.record(name, case, tmp_path, info, info)
+    assert (known["chunks"], known["recorded"]) == (128, 127)
+    (found,) = roles.read(tmp_path, info)
+    assert_holds_together(found)

@@ -1,4 +1,4 @@
-"""Traces: markers that leave kernels as they are, rows and path from synthetic buffers; on a GPU, real ones."""
+"""Traces: markers that leave kernels as they are, rows and path from synthetic buffers, and the recorded ones."""
 
 import importlib.util
 import itertools
@@ -10,8 +10,9 @@ import pandas as pd
 import pytest
 import synthetic
 import torch
+from legible import assert_legible
 from matplotlib.colors import to_hex
-from test_figures import assert_legible
+from traced import assert_holds_together
 
 import variants
 from analysis import load, plots_trace, present, report, roles
@@ -480,28 +481,11 @@ def test_a_trace_that_changes_the_result_is_refused(monkeypatch, tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-# On a GPU
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("name", MARKED)
-def test_a_real_trace_holds_together(name, tmp_path):
-    """Same bits as untraced (else `record` raises), spans that tile, waits that end after what they wait for."""
-    case = problem.CASES["chain_equal"]
-    info = run.describe({name: variants.label(name)})
-    known = trace.record(name, case, tmp_path, info, info)
-    run.write_info(tmp_path, info)
-    assert (known["chunks"], known["recorded"]) == (128, 127)
-    (found,) = roles.read(tmp_path, info)
-    loops = {}
-    for role, own in found.spans.groupby("role"):
-        steady = own[own["chunk"].between(8, 119)]
-        begin = steady["start"].iloc[0]
-        end = own[own["chunk"] == 120]["start"].iloc[0]
-        assert steady["cycles"].sum() == pytest.approx(end - begin, rel=0.02)
-        loops[role] = (end - begin) / 112
-    assert max(loops.values()) == pytest.approx(min(loops.values()), rel=0.02)  # all go through the same chunks
-    clock = loops.popitem()[1] * known["chunks"] / known["traced_s"]
-    assert 0.8e9 < clock < 2.1e9  # Hz: what a Hopper SM runs at
-    assert known["traced_s"] / known["untraced_s"] < 1.25  # beyond that it is another kernel that is seen
-    assert roles.steps(found, 16, 20)["cycles"].sum() == pytest.approx(roles.pace(found, 16, 20)[1], rel=0.02)
+def test_the_recorded_traces_hold_together():
+    recorded = load.load(load.DEFAULT)
+    found = roles.read(recorded.folder, recorded.info)
+    assert {(trace.variant, trace.case) for trace in found} == {
+        (name, case) for name in record.TRACED for case in record.TRACE_CASES.split(",")
+    }
+    for each in found:
+        assert_holds_together(each)
