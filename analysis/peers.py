@@ -29,18 +29,19 @@ PHASES = ("core", "full")
 NO_LIBRARY = "token_loop"
 
 
-def ours(run: Run) -> str | None:
-    """The rung that stands beside the libraries: the last one; None where no library was timed."""
-    timed = run.rows("bench")
-    both = set(timed["case"][timed["variant"].isin(run.peers)]) & set(
-        timed["case"][timed["variant"].isin(run.variants)]
-    )
-    return run.variants[-1] if both else None
+def ours(run: Run) -> str:
+    """The rung that stands beside the libraries: the last one."""
+    return run.variants[-1]
 
 
 def phases(run: Run) -> list[str]:
-    """The phases in which the rung and a library were timed."""
-    return [phase for phase in PHASES if not against(run, phase).empty]
+    """The phases in which the rung and a library were timed; none in a run without libraries."""
+    found = []
+    for phase in PHASES:
+        timed = set(run.rows("bench", phase)["variant"])
+        if ours(run) in timed and timed & set(run.peers) - {NO_LIBRARY}:
+            found.append(phase)
+    return found
 
 
 def measured(run: Run, phase: str) -> pd.DataFrame:
@@ -215,7 +216,8 @@ def _samples(run: Run, phase: str) -> dict[str, dict[str, dict[str, pd.Series]]]
     chosen = bench[bench["variant"].isin([ours(run), *run.peers]) & bench["metric"].isin(schema.BENCH_METRICS)]
     found: dict[str, dict[str, dict[str, pd.Series]]] = {}
     for (case, name, metric), part in chosen.groupby(["case", "variant", "metric"], sort=False):
-        found.setdefault(case, {}).setdefault(name, {})[metric] = part.set_index("sample")["value"]
+        samples = pd.Series(part["value"].to_numpy(), part["sample"])
+        found.setdefault(case, {}).setdefault(name, {})[metric] = samples
     return found
 
 
