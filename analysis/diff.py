@@ -17,11 +17,11 @@ import pandas as pd
 
 from analysis import present, tables
 from analysis.load import DEFAULT, Run, load
-from analysis.present import NONE, Table, digits, microseconds, percent, times, with_spread
+from analysis.present import NONE, Table, digits, microseconds, occupancy_limit, percent, times, with_spread
 from kernels import work
 from kernels.errors import UserError, command
 from kernels.problem import CASES
-from profiling.metrics import LIMITS, METRICS, STALLS
+from profiling.metrics import METRICS, STALLS
 
 SECTOR = 32  # bytes; the L2 cache counts its traffic in these
 # Groups in reading order: from what the hardware does to why it can't do more.
@@ -232,12 +232,10 @@ def _conflicts(of_a: dict, of_b: dict, a: str, b: str) -> str:
 
 
 def _limit(of: dict, name: str) -> str:
-    limits = {word: of[metric] for metric, word in LIMITS.items() if metric in of}
-    if not limits:
+    limit = occupancy_limit(of)
+    if limit is None:
         return f"What limits {name} was not recorded."
-    fewest = min(limits.values())
-    words = " and ".join(word for word, room in limits.items() if room == fewest)
-    return f"An SM has room for {present.count(int(fewest), 'CTA')} of {name}, limited by {words}."
+    return f"An SM has room for {limit[0]} of {name}, limited by {limit[1]}."
 
 
 @command

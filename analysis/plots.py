@@ -95,22 +95,8 @@ def _ends(axes: Axes, last: pd.Series, x: float) -> None:
     decades = np.diff(np.log10(axes.get_ylim()))[0]
     places = style.apart(list(np.log10(last)), 0.13 * decades / inches)
     for (name, gain), place in zip(last.items(), places, strict=True):
-        axes.annotate(
-            f"{times(gain)} {name}",
-            (x, gain),
-            (x + 0.25, 10**place),
-            va="center",
-            fontsize=6.5,
-            fontweight="bold" if name == _MEAN else None,
-            arrowprops={
-                "arrowstyle": "-",
-                "lw": 0.4,
-                "color": style.FAINT,
-                "shrinkA": 0,
-                "shrinkB": 0,
-                "relpos": (0, 0.5),
-            },
-        )
+        weight = "bold" if name == _MEAN else None
+        style.leader(axes, (x, gain), (x + 0.25, 10**place), f"{times(gain)} {name}", fontweight=weight)
 
 
 def _means(axes: Axes, mean: pd.DataFrame) -> None:

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import math
-
 import pandas as pd
 from matplotlib.figure import Figure
 
 from analysis import style, tables
 from analysis.load import Run
-from analysis.present import absent, count, digits, percent
+from analysis.present import absent, digits, occupancy_limit, percent
 from profiling.metrics import LIMITS, METRICS, STALLS
 
 REASONS = 7  # stall reasons that are shown, those with the longest bar anywhere
@@ -60,13 +58,17 @@ def resources_figure(run: Run, case: str | None) -> Figure:
         "shared_memory": ("Dynamic smem of\na CTA, KiB", 2**-10, MOST_SHARED),
         "waves": ("CTAs, of those that\nthe GPU can hold", 1, 1),
     }
-    title = f"An SM has room for {limit(found.iloc[-1], f' of {found.index[-1]}, limited by ')}"
+    limits = [occupancy_limit(row) for _, row in found.iterrows()]
+    title = f"What an SM holds of {found.index[-1]}"
+    if limits[-1]:
+        title = f"An SM has room for {limits[-1][0]} of {found.index[-1]}, limited by {limits[-1][1]}"
     with style.look():
         figure = style.headed(1.0 + _ROW * len(found), f"{title} ({case})")
         occupancy, *others = figure.subplots(1, 1 + len(panels), sharey=True)
-        for y, (variant, row) in enumerate(found.iterrows()):
+        for y, ((variant, row), limit) in enumerate(zip(found.iterrows(), limits, strict=True)):
             occupancy.barh(y, 100 * row["occupancy"], **style.fill(variant))
-            occupancy.text(104, y, f"{percent(row['occupancy'])}, {limit(row)}", va="center", fontsize=6.5)
+            fit = " by ".join(limit) if limit else "limit not recorded"
+            occupancy.text(104, y, f"{percent(row['occupancy'])}, {fit}", va="center", fontsize=6.5)
             for axes, (name, (_, scale, most)) in zip(others, panels.items(), strict=True):
                 end = scale * max(most, found[name].max())
                 axes.barh(y, scale * row[name], **style.fill(variant))
@@ -82,15 +84,6 @@ def resources_figure(run: Run, case: str | None) -> Figure:
         occupancy.set_yticks(range(len(found)), found.index)
         occupancy.set_ylim(len(found) - 0.4, -0.6)
     return figure
-
-
-def limit(row: pd.Series, words: str = " by ") -> str:
-    """How many CTAs fit an SM, and which resources say so."""
-    limits = {word: row[name] for name, word in LIMITS.items() if not math.isnan(row.get(name, math.nan))}
-    if not limits:
-        return "limit not recorded"
-    fewest = min(limits.values())
-    return f"{count(int(fewest), 'CTA')}{words}{' and '.join(word for word in limits if limits[word] == fewest)}"
 
 
 def _panels(found: pd.DataFrame, title: str, case: str, text, end: float) -> Figure:

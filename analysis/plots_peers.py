@@ -155,21 +155,7 @@ def _lines(axes: Axes, frame: pd.DataFrame, cases, x_of, label: str, title: str)
     decades = np.log10(high * 1.4) - np.log10(low / 1.4)
     places = style.apart(list(np.log10(last)), 0.075 * decades)
     for (name, value), place in zip(last.items(), places, strict=True):
-        axes.annotate(
-            name,
-            (x[-1], value),
-            (x[-1] * (x[-1] / x[0]) ** 0.06, 10**place),
-            va="center",
-            fontsize=6.5,
-            arrowprops={
-                "arrowstyle": "-",
-                "lw": 0.4,
-                "color": style.FAINT,
-                "shrinkA": 0,
-                "shrinkB": 0,
-                "relpos": (0, 0.5),
-            },
-        )
+        style.leader(axes, (x[-1], value), (x[-1] * (x[-1] / x[0]) ** 0.06, 10**place), name)
 
 
 def _heat(axes: Axes, part: pd.DataFrame, phase: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 import pandas as pd
@@ -12,7 +13,7 @@ from analysis import tables
 from analysis.load import Run
 from kernels import work
 from kernels.problem import CASES
-from profiling.metrics import METRICS, STALLS
+from profiling.metrics import LIMITS, METRICS, STALLS
 
 NONE = "–"  # a value that does not exist
 UNITS = ("tensor_pipe", "issue_active", "l2_throughput", "dram_throughput")  # one of which may be the limit
@@ -377,6 +378,15 @@ def _counters(case: str, frame: pd.DataFrame) -> Table:
         "issued instruction.",
         text_columns=3,
     )
+
+
+def occupancy_limit(of: Mapping[str, float]) -> tuple[str, str] | None:
+    """How many CTAs fit an SM and which resources say so, from a rung's counters; None where it was not recorded."""
+    limits = {word: of[name] for name, word in LIMITS.items() if not math.isnan(of.get(name, math.nan))}
+    if not limits:
+        return None
+    fewest = min(limits.values())
+    return count(int(fewest), "CTA"), " and ".join(word for word, room in limits.items() if room == fewest)
 
 
 def absent(tool: str, part: str) -> str:

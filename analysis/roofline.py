@@ -105,19 +105,5 @@ def _points(axes: Axes, found: pd.DataFrame) -> None:
     places = style.apart(list(np.log10(found["rate"])), 0.11 * decades / inches)
     for row, place in zip(found.itertuples(), places, strict=True):
         axes.plot(row.intensity, row.rate, "o", ms=5, mfc=style.colour(row.variant), mec=style.INK, mew=0.5)
-        axes.annotate(
-            f"{row.variant} {row.roof_share:.0%}",
-            (row.intensity, row.rate),
-            (row.intensity * 1.6, 10**place),
-            fontsize=6.5,
-            va="center",
-            bbox=style.BLANK,
-            arrowprops={
-                "arrowstyle": "-",
-                "lw": 0.4,
-                "color": style.FAINT,
-                "shrinkA": 0,
-                "shrinkB": 3,
-                "relpos": (0, 0.5),
-            },
-        )
+        point, text = (row.intensity, row.rate), f"{row.variant} {row.roof_share:.0%}"
+        style.leader(axes, point, (row.intensity * 1.6, 10**place), text, gap=3, bbox=style.BLANK)

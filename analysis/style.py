@@ -90,6 +90,14 @@ def label(axes: Axes, x: float, y: float, text: str, **how) -> None:
     axes.annotate(text, (x, y), (2.5, 0), textcoords="offset points", va="center", bbox=BLANK, **how)
 
 
+def leader(
+    axes: Axes, point: tuple[float, float], place: tuple[float, float], text: str, gap: float = 0, **how
+) -> None:
+    """Write `text` at a place beside a point, with a thin line from there to `gap` points before the point."""
+    line = {"arrowstyle": "-", "lw": 0.4, "color": FAINT, "shrinkA": 0, "shrinkB": gap, "relpos": (0, 0.5)}
+    axes.annotate(text, point, place, va="center", fontsize=6.5, arrowprops=line, **how)
+
+
 def apart(wanted: Sequence[float], gap: float) -> list[float]:
     """Places for labels, at least `gap` apart and as near to the wanted ones as that allows (least squares).
 
