@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import product
 from pathlib import Path
 
@@ -29,7 +30,7 @@ class Run:
         """Every variant, in ladder order."""
         return list(self.info["variants"])
 
-    @property
+    @cached_property
     def cases(self) -> list[str]:
         """Every case with a row or a skip, in the order of kernels.problem."""
         named = set(self.frame["case"]) | {skip["case"] for skip in self.info.get("skipped", [])}

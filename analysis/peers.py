@@ -25,7 +25,6 @@ from kernels import work
 from kernels.problem import CASES, SUITES
 from profiling import schema
 
-PHASES = ("core", "full")
 NO_LIBRARY = "token_loop"
 
 
@@ -37,7 +36,7 @@ def ours(run: Run) -> str:
 def phases(run: Run) -> list[str]:
     """The phases in which the rung and a library were timed; none in a run without libraries."""
     found = []
-    for phase in PHASES:
+    for phase in work.WORK:
         timed = set(run.rows("bench", phase)["variant"])
         if ours(run) in timed and timed & set(run.peers) - {NO_LIBRARY}:
             found.append(phase)
@@ -54,26 +53,15 @@ def measured(run: Run, phase: str) -> pd.DataFrame:
         over_best: time_s over that of the best library on this case
         error_output, error_final_state: relative L2 error against the FP64 recurrence
     """
-    columns = ["case", "variant", "time_s", "spread", "eager_s", "light_share"]
-    columns += ["over_best", "error_output", "error_final_state"]
     rows = []
     for case, by_name in _samples(run, phase).items():
         floor = work.speed_of_light(work.WORK[phase](CASES[case]), run.ceilings)
         best = _best(run, by_name)
         for name, metrics in by_name.items():
-            time = metrics["latency_graph"].median()
-            rows.append(
-                {
-                    "case": case,
-                    "variant": name,
-                    "time_s": time,
-                    "spread": tables.spread(metrics["latency_graph"]),
-                    "eager_s": metrics["latency_eager"].median(),
-                    "light_share": floor / time,
-                    "over_best": time / by_name[best]["latency_graph"].median() if best else math.nan,
-                    **{name: metrics[name].median() for name in ("error_output", "error_final_state")},
-                }
-            )
+            row = {"case": case, "variant": name, **tables.summary(metrics, floor)}
+            row["over_best"] = row["time_s"] / by_name[best]["latency_graph"].median() if best else math.nan
+            rows.append(row)
+    columns = ["case", "variant", *tables.SUMMARY[:4], "over_best", *tables.SUMMARY[4:]]
     return tables.in_order(run, pd.DataFrame(rows, columns=columns), columns[:2])
 
 
@@ -211,14 +199,8 @@ def printed(run: Run) -> list[Table]:
 
 
 def _samples(run: Run, phase: str) -> dict[str, dict[str, dict[str, pd.Series]]]:
-    """Samples by case, implementation and metric: of the rung and the libraries, and of the benchmark's metrics."""
-    bench = run.rows("bench", phase)
-    chosen = bench[bench["variant"].isin([ours(run), *run.peers]) & bench["metric"].isin(schema.BENCH_METRICS)]
-    found: dict[str, dict[str, dict[str, pd.Series]]] = {}
-    for (case, name, metric), part in chosen.groupby(["case", "variant", "metric"], sort=False):
-        samples = pd.Series(part["value"].to_numpy(), part["sample"])
-        found.setdefault(case, {}).setdefault(name, {})[metric] = samples
-    return found
+    """Samples of the rung and the libraries, see analysis.tables.samples."""
+    return tables.samples(run, phase, [ours(run), *run.peers])
 
 
 def _best(run: Run, by_name: dict[str, dict[str, pd.Series]]) -> str | None:

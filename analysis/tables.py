@@ -10,6 +10,8 @@ Two notions of spread, both relative to the median so that they read as "± this
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import numpy as np
 import pandas as pd
 
@@ -23,6 +25,7 @@ from profiling.run import BadRun
 GEOMEAN = "geomean"  # stands for a case
 ALL_KERNELS = "all kernels"  # stands for a kernel
 
+SUMMARY = ["time_s", "spread", "eager_s", "light_share", "error_output", "error_final_state"]
 LONGEST = ("registers", "shared_memory", "occupancy", "waves", *LIMITS)  # taken from a rung's longest kernel
 COUNTERS = ["duration", "sm_throughput", "dram_throughput", "tensor_pipe", "occupancy", "registers", "shared_memory"]
 
@@ -53,33 +56,47 @@ def ladder(run: Run) -> pd.DataFrame:
             f"{schema.stored(run.folder)}: a benchmark was expected, found rows of "
             f"{', '.join(run.frame['tool'].unique())} only: add it with `make bench`, or name another run"
         )
-    samples = {key: rows.set_index("sample")["value"] for key, rows in bench.groupby(["metric", "case", "variant"])}
-    rows, timed = [], rungs(run)
+    found, rows, timed = samples(run, "core", run.variants), [], rungs(run)
     for case in run.ladder_cases:
         floor = work.speed_of_light(work.core(CASES[case]), run.ceilings)
-        ran = [variant for variant in timed if ("latency_graph", case, variant) in samples]
-        graph = {variant: samples["latency_graph", case, variant] for variant in ran}
+        by_variant = found.get(case, {})
+        ran = [variant for variant in timed if variant in by_variant]
+        graph = {variant: by_variant[variant]["latency_graph"] for variant in ran}
         for variant, before in zip(ran, [None, *ran], strict=False):
-            time = graph[variant].median()
             speedup, speedup_spread = ratio(graph.get(timed[0]), graph[variant])
             step, step_spread = ratio(graph.get(before), graph[variant])
             rows.append(
                 {
                     "case": case,
                     "variant": variant,
-                    "time_s": time,
-                    "spread": spread(graph[variant]),
-                    "eager_s": samples["latency_eager", case, variant].median(),
+                    **summary(by_variant[variant], floor),
                     "speedup": speedup,
                     "speedup_spread": speedup_spread,
                     "step": step,
                     "step_spread": step_spread,
-                    "light_share": floor / time,
-                    "error_output": samples["error_output", case, variant].median(),
-                    "error_final_state": samples["error_final_state", case, variant].median(),
                 }
             )
-    return pd.DataFrame(rows)
+    times, gains = SUMMARY[:3], ["speedup", "speedup_spread", "step", "step_spread"]
+    return pd.DataFrame(rows, columns=["case", "variant", *times, *gains, *SUMMARY[3:]])
+
+
+def samples(run: Run, phase: str, names: Iterable[str]) -> dict[str, dict[str, dict[str, pd.Series]]]:
+    """The benchmark's samples of these implementations by case, implementation and metric; an index is the round."""
+    bench = run.rows("bench", phase)
+    chosen = bench[bench["variant"].isin(list(names)) & bench["metric"].isin(schema.BENCH_METRICS)]
+    found: dict[str, dict[str, dict[str, pd.Series]]] = {}
+    for (case, name, metric), part in chosen.groupby(["case", "variant", "metric"], sort=False):
+        values = pd.Series(part["value"].to_numpy(), part["sample"])
+        found.setdefault(case, {}).setdefault(name, {})[metric] = values
+    return found
+
+
+def summary(metrics: dict[str, pd.Series], floor: float) -> dict[str, float]:
+    """SUMMARY of one implementation on one case, from its samples by metric; `floor` is the speed-of-light time."""
+    time = metrics["latency_graph"].median()
+    errors = (metrics[name].median() for name in ("error_output", "error_final_state"))
+    found = (time, spread(metrics["latency_graph"]), metrics["latency_eager"].median(), floor / time, *errors)
+    return dict(zip(SUMMARY, found, strict=True))
 
 
 def shared_cases(table: pd.DataFrame) -> list[str]:

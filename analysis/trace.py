@@ -1,6 +1,6 @@
 """Explains the traces of a run: tables, a figure, and the events for Perfetto.
 
-    python -m analysis.trace [--run FOLDER] [--variant all] [--case wide_gva_state] [--chunks 16:20] [--out FOLDER]
+    python -m analysis.trace [--run FOLDER] [--variant multibuf,ws] [--case CASE] [--chunks 16:20] [--out FOLDER]
 
 Needs no GPU. Writes trace.svg, .pdf and .png, and for each variant a <variant>-<case>.json that https://ui.perfetto.dev
 opens.

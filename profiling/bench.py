@@ -38,11 +38,12 @@ from profiling import run, schema
 GRAPH_SAMPLES = 20
 EAGER_WARMUPS = 10
 EAGER_SAMPLES = 100
+EAGER_SAMPLES_OF_MANY = 10  # of an implementation with many launches: one call takes a tenth of a second
 L2_MULTIPLE = 4  # a replay touches this many times the L2 cache
 
 PROTOCOL = {
     "graph": f"median of {GRAPH_SAMPLES} CUDA-graph replays; input copies rotated over {L2_MULTIPLE}x the L2 cache",
-    "eager": f"median of {EAGER_SAMPLES} calls (of the token loop {EAGER_SAMPLES // 10}) after {EAGER_WARMUPS} "
+    "eager": f"median of {EAGER_SAMPLES} calls (of the token loop {EAGER_SAMPLES_OF_MANY}) after {EAGER_WARMUPS} "
     "warm-ups, one event pair and one synchronize each",
     "order": "one process, all implementations of a phase interleaved round by round",
     "correctness": "before timing, against the FP64 token recurrence: relative L2 <= 5e-3; rtol = atol = 5e-3 on every "
@@ -131,7 +132,7 @@ def time_implementations(chosen: dict[str, Implementation], arguments: Arguments
     torch.cuda.empty_cache()
     for i in range(-EAGER_WARMUPS, EAGER_SAMPLES):
         for name, each in chosen.items():
-            if each.many_launches and i >= EAGER_SAMPLES // 10:
+            if each.many_launches and i >= EAGER_SAMPLES_OF_MANY:
                 continue
             own = copies[each.convert]
             seconds = timed(lambda f=each.forward, j=i, own=own: f(*own[j % len(own)]))
@@ -219,7 +220,7 @@ def bench(names: tuple[str, ...], cases: tuple[Case, ...], folder: Path, info: d
         print(f"\n[{number}/{len(cases)}] {case.name}  {case.shape}", flush=True)
         inputs = problem.make_inputs(case)
         expected = recurrence(*inputs)
-        for phase in ("core", "full") if with_peers else ("core",):
+        for phase in work.WORK if with_peers else ("core",):
             guests = {name: phases[phase] for name, phases in theirs.items() if phase in phases}
             chosen = ours[phase] | guests
             passed = gate(ours[phase], guests, case, inputs, expected)
