@@ -16,8 +16,8 @@ from kernels import work
 from kernels.problem import CASES, Case
 
 _MEAN = "geometric mean"
-_COLUMNS = 4  # of the small panels
-_BAR, _HEAD, _FOOT = 0.14, 0.42, 0.30  # inches: a rung in a panel, a panel's title, a panel's axis
+COLUMNS = 4  # of the small panels
+BAR, HEAD, FOOT = 0.14, 0.42, 0.30  # inches: a bar in a panel, a panel's title, a panel's axis
 _MEAN_BAR = 0.2  # inches: a rung in the upper panel
 _BESIDE = {1.13: "vs previous", 1.32: "of speed of light"}  # columns beside the upper panel, by their right edge
 
@@ -35,16 +35,19 @@ def ladder_figure(run: Run) -> Figure:
     mean = tables.geomean(ladder)
     cases = list(ladder["case"].unique())
     rungs = tables.rungs(run)
-    lines = math.ceil(len(cases) / _COLUMNS)
-    upper = _HEAD + _MEAN_BAR * len(rungs) + _FOOT
-    lower = _HEAD + _BAR * len(rungs) + _FOOT
+    lines = math.ceil(len(cases) / COLUMNS)
+    upper = HEAD + _MEAN_BAR * len(rungs) + FOOT
+    lower = HEAD + BAR * len(rungs) + FOOT
     with style.look():
         figure = style.headed(0.6 + upper + lines * lower, headline(run))
         above, below = figure.subfigures(2, 1, height_ratios=[upper, lines * lower], hspace=0)
         _means(above.subplots(), mean)
-        panels = below.subplots(lines, _COLUMNS, sharey=True, squeeze=False).ravel()
+        panels = below.subplots(lines, COLUMNS, sharey=True, squeeze=False).ravel()
         for axes, case in zip(panels, cases, strict=False):
-            _case(axes, ladder[ladder["case"] == case].set_index("variant"), CASES[case], rungs, run)
+            part = ladder[ladder["case"] == case].set_index("variant")
+            labels = {name: f"{1e6 * part['time_s'].get(name, 0):.0f}" for name in rungs}
+            floor = work.speed_of_light(work.core(CASES[case]), run.ceilings)
+            panel(axes, part, CASES[case], floor, labels)
         for axes in panels[len(cases) :]:
             axes.set_axis_off()
         below.supxlabel(
@@ -116,18 +119,32 @@ def _means(axes: Axes, mean: pd.DataFrame) -> None:
     axes.set_xlabel(f"Speed-up over {first}, geometric mean over {count(mean['cases'].iloc[0], 'case')}")
 
 
-def _case(axes: Axes, part: pd.DataFrame, case: Case, rungs: list[str], run: Run) -> None:
-    for y, variant in enumerate(rungs):
+def panel(
+    axes: Axes,
+    part: pd.DataFrame,
+    case: Case,
+    floor: float,
+    labels: dict[str, str],
+    absent: str = "skipped",
+    room: float = 1.3,
+    size: float = 6.5,
+) -> None:
+    """One case: a bar for each of the `labels`, by variant, with its time and spread; dashed, `floor` in seconds.
+
+    `part` has time_s and spread by variant; `absent` stands where it has none. The axis ends at `room` times the
+    longest bar, which leaves place for labels of `size` points.
+    """
+    for y, (variant, label) in enumerate(labels.items()):
         if variant not in part.index:
-            axes.text(0, y, " skipped", va="center", color=style.FAINT, fontsize=6.5)
+            axes.text(0, y, f" {absent}", va="center", color=style.FAINT, fontsize=6.5)
             continue
         time = part.loc[variant, "time_s"] * 1e6
         whisker = time * part.loc[variant, "spread"]
         axes.barh(y, time, xerr=whisker, error_kw={"lw": 0.8}, **style.fill(variant))
-        style.label(axes, time + whisker, y, f"{time:.0f}", fontsize=6.5)
-    axes.axvline(work.speed_of_light(work.core(case), run.ceilings) * 1e6, color=style.INK, lw=0.8, ls="--")
-    axes.set_xlim(0, 1.3 * part["time_s"].max() * 1e6)  # room for the label of the longest bar
+        style.label(axes, time + whisker, y, label, fontsize=size)
+    axes.axvline(floor * 1e6, color=style.INK, lw=0.8, ls="--")
+    axes.set_xlim(0, room * part["time_s"].max() * 1e6)
     axes.locator_params(axis="x", nbins=3)
-    axes.set_yticks(range(len(rungs)), rungs)
-    axes.set_ylim(len(rungs) - 0.4, -0.6)
+    axes.set_yticks(range(len(labels)), labels)
+    axes.set_ylim(len(labels) - 0.4, -0.6)
     axes.set_title(f"{case.name}\n{case.shape}", fontsize=6.5)

@@ -12,12 +12,11 @@ from matplotlib.figure import Figure
 
 from analysis import peers, style
 from analysis.load import Run
+from analysis.plots import BAR, COLUMNS, FOOT, HEAD, panel
 from analysis.present import digits, percent, times
 from kernels import work
 from kernels.problem import CASES, SUITES
 
-_COLUMNS = 4  # of the panels of bars
-_BAR, _HEAD, _FOOT = 0.14, 0.42, 0.30  # inches: a bar, a panel's title, a panel's axis
 _ROW = 0.135  # inches: a case in the heat map
 _ABSENT = "This run has no rows of the libraries for this: on a machine with a GPU, make peers times them."
 _TOO_FEW = "Single sequences of several lengths and head counts were expected: make peers SUITE=qwen times them."
@@ -33,28 +32,18 @@ def bars_figure(run: Run, phase: str) -> Figure:
         part for suite in SUITES.values() if (part := [case.name for case in suite if case.name in set(frame["case"])])
     )
     names = _names(frame)
-    lines = math.ceil(len(cases) / _COLUMNS)
+    lines = math.ceil(len(cases) / COLUMNS)
     with style.look():
-        figure = style.headed(0.6 + lines * (_HEAD + _BAR * len(names) + _FOOT), peers.headline(run, phase))
-        panels = figure.subplots(lines, _COLUMNS, sharey=True, squeeze=False).ravel()
+        figure = style.headed(0.6 + lines * (HEAD + BAR * len(names) + FOOT), peers.headline(run, phase))
+        panels = figure.subplots(lines, COLUMNS, sharey=True, squeeze=False).ravel()
         for axes, case in zip(panels, cases, strict=False):
             part = frame[frame["case"] == case].set_index("variant")
-            for y, name in enumerate(names):
-                if name not in part.index:
-                    axes.text(0, y, " not timed", va="center", color=style.FAINT, fontsize=6.5)
-                    continue
-                time = part.loc[name, "time_s"] * 1e6
-                whisker = time * part.loc[name, "spread"]
-                axes.barh(y, time, xerr=whisker, error_kw={"lw": 0.8}, **style.fill(name))
-                label = f"{digits(time, 3)} · {percent(part.loc[name, 'light_share'])}"
-                style.label(axes, time + whisker, y, label, fontsize=6)
+            labels = {
+                name: f"{digits(1e6 * part['time_s'].get(name, 0), 3)} · {percent(part['light_share'].get(name, 0))}"
+                for name in names
+            }
             floor = work.speed_of_light(work.WORK[phase](CASES[case]), run.ceilings)
-            axes.axvline(floor * 1e6, color=style.INK, lw=0.8, ls="--")
-            axes.set_xlim(0, 1.65 * part["time_s"].max() * 1e6)  # room for the label of the longest bar
-            axes.locator_params(axis="x", nbins=3)
-            axes.set_yticks(range(len(names)), names)
-            axes.set_ylim(len(names) - 0.4, -0.6)
-            axes.set_title(f"{case}\n{CASES[case].shape}", fontsize=6.5)
+            panel(axes, part, CASES[case], floor, labels, absent="not timed", room=1.65, size=6)
         for axes in panels[len(cases) :]:
             axes.set_axis_off()
         figure.supxlabel("µs per call, graph clock, and share of speed of light (dashed)", fontsize=7.5)
