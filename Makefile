@@ -16,7 +16,8 @@ with_out = $(if $(OUT),--out $(OUT))
 with_case = $(if $(CASE),--case $(CASE))
 with_chunks = $(if $(CHUNKS),--chunks $(CHUNKS))
 comma := ,
-traced = $(if $(A)$(B),$(A)$(comma)$(B),$(if $(filter all,$(VARIANT)),last,$(VARIANT)))
+chosen = $(if $(filter all,$(VARIANT)),last,$(VARIANT))
+traced = $(if $(and $(A),$(B)),$(A)$(comma)$(B),$(or $(A),$(B),$(chosen)))
 
 ifdef CONDA_PREFIX
 PYTHON ?= python
@@ -61,7 +62,7 @@ bench: $(everything) ## check and time VARIANT=all on CASE=lab with both clocks
 	$(py) -m profiling.bench --variant $(VARIANT) $(with_case) $(with_out)
 
 peers: $(comparing) ## the last rung beside FlashQLA, FLA and FlashInfer, core and full, on SUITE=lab (or qwen)
-	$(py) -m profiling.bench --peers --variant $(if $(filter all,$(VARIANT)),last,$(VARIANT)) --case $(SUITE) $(with_out)
+	$(py) -m profiling.bench --peers --variant $(chosen) --case $(SUITE) $(with_out)
 
 ncu: $(everything) ## Nsight Compute on VARIANT=all, CASE=wide_gva_state: report, CSV, a table
 	$(py) -m profiling.ncu --variant $(VARIANT) $(with_case) $(if $(SET),--set $(SET)) $(with_out)
@@ -74,7 +75,7 @@ trace: $(everything) ## inside the kernel: a timeline of every role of VARIANT (
 	$(py) -m profiling.trace --variant $(traced) $(with_case) $(with_chunks) --out $$out && \
 	$(py) -m analysis.trace --run $$out $(with_chunks) --out $$out/trace
 
-record: $(comparing) ## bench, peers, cold start, ncu, nsys, trace into profiling/recorded/<gpu> or OUT; PART=bench|cold|ncu|nsys|trace|rows: one
+record: $(if $(filter ncu nsys trace rows,$(PART)),$(everything),$(comparing)) ## bench, peers, cold start, ncu, nsys, trace into profiling/recorded/<gpu> or OUT; PART=bench|cold|ncu|nsys|trace|rows: one
 	$(py) -m profiling.record $(if $(PART),--part $(PART)) $(if $(REPLACE),--replace) $(with_out)
 
 clean: ## remove .venv, build and caches; results and recorded runs stay
@@ -93,6 +94,8 @@ clean: ## remove .venv, build and caches; results and recorded runs stay
 	$(py) -m pip install --quiet --disable-pip-version-check -c requirements.lock -e '.[gpu,notebooks,reports,dev]'
 	@touch $@ .venv/reporting.stamp
 
+# The libraries are gigabytes and of no use without a GPU, so that is asked for first.
 .venv/comparing.stamp: .venv/everything.stamp
+	@$(py) -c "from kernels.errors import command; from profiling import run; command(run.require_gpu)()"
 	$(py) -m pip install --quiet --disable-pip-version-check -c requirements.lock -e '.[peers]'
 	@touch $@
