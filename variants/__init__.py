@@ -46,7 +46,7 @@ def docstring(name: str) -> str:
 def dv_tile(B: int, Hv: int, device: torch.device) -> int:
     """Columns of the state that one CTA owns: 64 while every such CTA finds an SM of its own, else 128.
 
-    From a sweep on an H200 (132 SMs) beside the recorded run, T = 2048, `multibuf` with two stages, one CTA an SM: 64
+    From a sweep on an H200 (132 SMs), T = 2048, `multibuf` with two stages and A not yet swizzled, one CTA an SM: 64
     takes 31 % less time up to 66 heads, 128 takes 26 % less from 96 on. `smem`, of which two CTAs fit an SM at 64,
     loses 1 to 5 % by this rule from 96 heads on.
     """

@@ -27,7 +27,7 @@ from kernels.markers import mark, role
 from kernels.problem import CHUNK, HEAD_DIM, SCALE, check_core_inputs
 from variants import dv_tile
 
-# At dv 64 three stages were 3 % faster than two over lab, in a sweep on an H200 beside the recorded run; at dv 128 a
+# At dv 64 three stages were 3 % faster than two over lab, in a sweep on an H200 before A had its swizzle; at dv 128 a
 # third does not fit.
 STAGES_BY_TILE = {64: 3, 128: 2}
 
