@@ -100,6 +100,12 @@ def _bench(names: tuple[str, ...], folder: Path, info: dict, replace: bool) -> N
 
 
 def _cold(folder: Path, now: dict) -> None:
+    """Add the cold start to the recorded run.
+
+    Raises:
+        BadRun: no run of this commit and GPU was started.
+        ColdStartFailed, BadTable: the last rung fails; or a cold start is recorded already.
+    """
     info = _started(folder, now)
     coldstart.measure(problem.CASES[COLD_CASE], folder, info)
 

@@ -31,6 +31,8 @@ KEY = [*COLUMNS[:8], "sample"]  # at most one row each
 TOOLS = ("bench", "ncu", "nsys")
 PHASES = ("core", "preprocess", "full")
 UNITS = ("second", "byte", "ratio", "count")
+# What pandas raises at a file that is no CSV, or no packed one.
+UNREADABLE = (pd.errors.EmptyDataError, pd.errors.ParserError, EOFError, OSError, ValueError, zlib.error)
 RATIO_SLACK = 1e-3  # hardware counters are read in different passes, so a full pipe may show 100.01 %
 
 # The benchmark's metrics and their units.
@@ -120,7 +122,7 @@ def read(path: Path) -> pd.DataFrame:
         frame = pd.read_csv(path, keep_default_na=False, dtype={"value": float, "sample": int})
     except FileNotFoundError:
         raise BadTable(f"{path}: no such file; make one with `make bench` or `make record` on a GPU") from None
-    except (pd.errors.EmptyDataError, pd.errors.ParserError, EOFError, OSError, ValueError, zlib.error) as error:
+    except UNREADABLE as error:
         raise BadTable(f"{path}: a CSV in the tidy layout was expected, found {error}: measure again") from None
     if frame.empty:
         raise BadTable(f"{path}: holds no measurement: measure again")

@@ -17,7 +17,6 @@ since they become seconds only with a clock that was not measured, and a span is
 
 from __future__ import annotations
 
-import zlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -26,7 +25,7 @@ import pandas as pd
 
 from kernels.errors import UserError
 from kernels.markers import Marker
-from profiling.schema import BadTable
+from profiling.schema import UNREADABLE, BadTable
 
 KINDS = ("wait", "tensor", "elementwise", "copy", "arrive")
 EVENT = ["role", "chunk", "span", "kind", "about", "start", "cycles"]
@@ -121,7 +120,7 @@ def read(path: Path) -> pd.DataFrame:
         frame = pd.read_csv(path, keep_default_na=False)
     except FileNotFoundError:
         raise BadTable(f"{path}: a trace was expected, found no such file: record it with `make trace`") from None
-    except (pd.errors.EmptyDataError, pd.errors.ParserError, EOFError, OSError, ValueError, zlib.error) as error:
+    except UNREADABLE as error:
         raise BadTable(f"{path}: a packed CSV was expected, found {error}: record it with `make trace`") from None
     validate(frame, str(path))
     return frame

@@ -65,6 +65,28 @@ def test_empty_foreign_and_damaged_files_are_refused(tmp_path, content, found):
     assert str(path) in str(refused.value)
 
 
+def test_a_packed_table_is_the_same_one_every_time_and_comes_before_a_plain_one(tmp_path):
+    frame = schema.table(rows())
+    assert schema.stored(tmp_path) == tmp_path / "measurements.csv"
+    path = tmp_path / "measurements.csv.gz"
+    schema.write(frame, path)
+    once = path.read_bytes()
+    schema.write(frame, path)
+    assert path.read_bytes() == once
+    assert schema.stored(tmp_path) == path
+    assert schema.read(path).equals(frame)
+
+
+@pytest.mark.parametrize("damage", [lambda packed: packed[:40], lambda packed: b"run,gpu\n", lambda packed: b""])
+def test_a_damaged_packed_table_is_refused(tmp_path, damage):
+    path = tmp_path / "measurements.csv.gz"
+    schema.write(schema.table(rows()), path)
+    path.write_bytes(damage(path.read_bytes()))
+    with pytest.raises(schema.BadTable, match="a CSV in the tidy layout was expected") as refused:
+        schema.read(path)
+    assert str(path) in str(refused.value)
+
+
 def test_a_missing_file_says_which_command_makes_one(tmp_path):
     with pytest.raises(schema.BadTable, match="no such file; make one with `make bench`"):
         schema.read(tmp_path / "measurements.csv")
