@@ -1,22 +1,22 @@
 """The public libraries behind one interface, each in its own conventions and through its own entry points.
 
-| name            | phases     | library                                                              |
-| --------------- | ---------- | -------------------------------------------------------------------- |
+| name            | phases     | library                                                                 |
+| --------------- | ---------- | ----------------------------------------------------------------------- |
 | flashqla        | core, full | FlashQLA, which splits a sequence over SMs where its cost model says so |
-| flashqla_nocp   | core, full | the same, never split                                                |
-| fla             | core, full | Flash Linear Attention's Triton kernels, tuned anew for every case   |
-| flashinfer      | full       | FlashInfer's fused kernel, which splits where its rule says so       |
-| flashinfer_nocp | full       | the same, never split                                                |
-| token_loop      | full       | PyTorch, one token after the other in FP32: what a formula costs as it stands |
+| flashqla_nocp   | core, full | the same, never split                                                   |
+| fla             | core, full | Flash Linear Attention's Triton kernels, tuned anew for every case      |
+| flashinfer      | full       | FlashInfer's fused kernel, which splits where its rule says so          |
+| flashinfer_nocp | full       | the same, never split                                                   |
+| token_loop      | full       | PyTorch, token by token in FP32: what the formula costs as it stands    |
 
 core starts from the library's own A and cumulative gates, full from log-gates per token; FlashInfer can't be split in
 two. What differs from `kernels.problem.Inputs` is converted outside the timed region:
 
-| library    | gates                            | A                        | state       | layout                     |
-| ---------- | -------------------------------- | ------------------------ | ----------- | -------------------------- |
-| FlashQLA   | natural logarithm                | ungated, gated in the core | [dk,dv]   | as ours                    |
-| FLA        | base-2 logarithm once summed     | gated                    | [dk,dv]     | as ours                    |
-| FlashInfer | exp(g)                           | inside                   | [dv,dk]     | packed tokens, cu_seqlens  |
+| library    | gates                        | A                          | state   | layout                    |
+| ---------- | ---------------------------- | -------------------------- | ------- | ------------------------- |
+| FlashQLA   | natural logarithm            | ungated, gated in the core | [dk,dv] | as ours                   |
+| FLA        | base-2 logarithm once summed | gated                      | [dk,dv] | as ours                   |
+| FlashInfer | exp(g)                       | inside                     | [dv,dk] | packed tokens, cu_seqlens |
 """
 
 from __future__ import annotations
