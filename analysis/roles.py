@@ -181,7 +181,7 @@ def sentence(trace: Trace, first: int, last: int) -> str:
     )
     if info["recorded"] < info["chunks"] - 1:
         held = f"chunks 0 to {info['recorded'] - 1} of {info['chunks']}"
-        text += f" The trace was cut: its buffer has a fixed size and holds {held}."
+        text += f" The trace holds {held}: those that CTA 0 runs through, as far as its buffer reaches."
     return text
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 import re
 import shutil
@@ -57,7 +58,7 @@ class Builder:
         if _collected is not None:
             prim_func, markers = build_traced(self._function, args) if _traced else (self._jit.get_tir(*args), ())
             source, noted = Source(prim_func, self._pass_configs, markers), _collected
-            return lambda *tensors: noted.append(Launch(source, tensors))
+            return lambda *arguments: noted.append(Launch(source, arguments))
         if args not in self._compiled:
             self._jit.target = target()
             self._compiled[args] = self._jit(*args)
@@ -84,13 +85,14 @@ class Source:
 
     @property
     def dv_tile(self) -> int:
-        """Columns of dv that a CTA owns. Tiles are what a grid has a constant number of; B and Hv are arguments."""
+        """Columns of dv that a CTA owns. Tiles are the constant factor of a grid; the rest of it are arguments."""
         tiles = 1
 
         def count(node) -> None:
             nonlocal tiles
             if isinstance(node, tvm.tirx.For) and node.thread_binding is not None:
-                tiles *= int(node.extent) if isinstance(node.extent, tvm.tirx.IntImm) else 1
+                factors = (node.extent.a, node.extent.b) if isinstance(node.extent, tvm.tirx.Mul) else (node.extent,)
+                tiles *= math.prod(int(factor) for factor in factors if isinstance(factor, tvm.tirx.IntImm))
 
         tvm.tirx.stmt_functor.post_order_visit(self.prim_func.body, count)
         return HEAD_DIM // tiles
@@ -98,10 +100,10 @@ class Source:
 
 @dataclass(frozen=True)
 class Launch:
-    """A kernel and the tensors that it would be called with."""
+    """A kernel and the tensors and numbers that it would be called with."""
 
     source: Source
-    tensors: tuple[torch.Tensor, ...]
+    arguments: tuple[torch.Tensor | int, ...]
 
 
 @dataclass(frozen=True)

@@ -91,12 +91,14 @@ class _Recorder:
                 f'a marker after a `role`, of a verb ({", ".join(VERBS)}) and a name, such as mark("wait w_full"), was '
                 f"expected, found {text!r}{'' if self.where else ' with no role before it'}: correct it in the variant"
             )
+        role, thread, chunk = self.where
+        if role is None:
+            return
         if len(self.markers) == MARKERS:
             raise BadMarker(
                 f"at most {MARKERS} markers in a kernel were expected, found one more, {text!r}: leave some out, or "
                 "raise MARKERS in kernels/markers.py"
             )
-        role, thread, chunk = self.where
         call = T.call_extern("handle", "gdn_mark", T.address_of(self.buffer[0, 0]), len(self.markers), chunk, thread)
         if self.markers:
             T.evaluate(call)
@@ -109,8 +111,11 @@ class _Recorder:
 _recorder: _Recorder | None = None
 
 
-def role(name: str, thread: int, chunk) -> None:
-    """From here on, markers are of this role, read by this thread of the CTA, in the loop's chunk `chunk`."""
+def role(name: str | None, thread: int = 0, chunk=0) -> None:
+    """From here on, markers are of this role, read by this thread of the CTA, in the loop's chunk `chunk`.
+
+    None: from here on, nothing is recorded.
+    """
     if _recorder is not None:
         _recorder.where = (name, thread, chunk)
 

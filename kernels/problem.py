@@ -48,7 +48,7 @@ class Case:
     def decays(self) -> bool:
         """Whether every head forgets. One that doesn't adds up the rounding error of every token, so single
         elements of its state pass 5e-3 where the relative L2 error does not."""
-        return self.gates in ("random", "mixed", "steep")
+        return self.gates in ("random", "mixed", "steep", "spike", "twelve")
 
     @property
     def shape(self) -> str:
@@ -66,6 +66,16 @@ def _quarter_off(g: torch.Tensor) -> torch.Tensor:
     return g
 
 
+def _half_off(g: torch.Tensor) -> torch.Tensor:
+    g[:, :, ::2] = 0.0
+    return g
+
+
+def _spike(g: torch.Tensor) -> torch.Tensor:
+    g[:, g.shape[1] // 2] = -30.0
+    return g
+
+
 # How a case turns its random log-gates g [B,T,Hv] into the ones it uses (in place).
 GATES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "random": lambda g: g,
@@ -73,6 +83,10 @@ GATES: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "quarter_off": _quarter_off,  # a quarter of the heads never decays
     "zero": lambda g: g.zero_(),  # nothing decays
     "steep": lambda g: g.fill_(-20.0),  # everything decays at once
+    "half_off": _half_off,  # half of the heads never decays
+    "spike": _spike,  # all is forgotten at one token in the middle
+    "slow": lambda g: g.mul_(1 / 30),  # a token keeps 0.99 to 1
+    "twelve": lambda g: g.fill_(-3 / CHUNK),  # four chunks decay by e^-12 exactly, where `split` stops to warm up
 }
 
 _LAB = (

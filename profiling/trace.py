@@ -73,7 +73,8 @@ def record(name: str, case: Case, folder: Path, info: dict, now: dict) -> dict:
             if i >= 0:
                 samples[each].append(seconds)
     for one, other in zip(plain, traced, strict=True):
-        if not all(torch.equal(a, b) for a, b in zip(one.tensors, other.tensors, strict=True)):
+        pairs = zip(one.arguments, other.arguments, strict=True)
+        if not all(torch.equal(a, b) for a, b in pairs if isinstance(a, torch.Tensor)):
             raise TraceDisturbs(
                 f"{name} on {case.name}: the same results with and without tracing were expected, found others: a "
                 "marker stands where it changes the kernel; leave out those that were added last"
@@ -107,27 +108,27 @@ def _launches(name: str, arguments: tuple, case: Case, traced: bool) -> list[bui
 
 
 def _marked(launches: list[build.Launch], name: str) -> build.Launch:
-    """The one launch whose kernel has markers."""
-    found = [launch for launch in launches if launch.source.markers]
+    """A launch of the one kernel that has markers. Of its launches, one at most runs CTA 0 through the loop."""
+    found = {launch.source.name: launch for launch in launches if launch.source.markers}
     if len(found) != 1:
         raise NoMarkers(
             f"variants/{name}.py: one kernel with markers was expected, found {len(found)} of {len(launches)}: mark "
             "the steps of its loop over chunks as kernels/markers.py says, or trace a variant that has them, such as "
             f"VARIANT={variants.LADDER[-1]}"
         )
-    return found[0]
+    return found.popitem()[1]
 
 
 def _runnable(launches: list[build.Launch], trace: tuple) -> Callable[[], None]:
-    """A function that launches these kernels again, on the same tensors."""
+    """A function that launches these kernels again, with the same arguments."""
     kernels = [
-        (build.compile_into_cache(each.source), (*each.tensors, *(trace if each.source.markers else ())))
+        (build.compile_into_cache(each.source), (*each.arguments, *(trace if each.source.markers else ())))
         for each in launches
     ]
 
     def call() -> None:
-        for kernel, tensors in kernels:
-            kernel(*tensors)
+        for kernel, arguments in kernels:
+            kernel(*arguments)
 
     return call
 

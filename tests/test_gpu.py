@@ -1,5 +1,6 @@
 """On a Hopper GPU: every rung against the FP64 recurrence, on poisoned outputs."""
 
+import itertools
 import shutil
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from kernels import preprocess, problem, reference
 from profiling import trace
 from profiling.bench import poisoned_memory
 from profiling.run import describe
+from variants import Plan
 
 pytestmark = pytest.mark.gpu
 ROOT = Path(__file__).resolve().parent.parent
@@ -123,6 +125,106 @@ def test_offsets_beyond_32_bits():
     reference.check((output[:, -64:], state), (expected[:, -64:], expected_state), elementwise=True)
 
 
+PLANS = [
+    Plan("split", 64, 1, False),
+    Plan("split", 64, 7, False),
+    Plan("split", 64, 4, True),
+    Plan("split", 128, 1, False),
+    Plan("split", 128, 5, False),
+    Plan("split", 128, 4, True),
+]
+
+
+@pytest.fixture(params=PLANS, ids=lambda plan: f"{plan.dv_tile}x{plan.segments}{'e' if plan.exact else ''}")
+def split(request, monkeypatch):
+    """`split` with this plan, whatever the shape."""
+    rung = variants.load("split")
+    monkeypatch.setattr(rung, "plan", lambda *shape: request.param)
+    return rung.gdn_prefill_forward
+
+
+@pytest.mark.parametrize("gates", problem.GATES)
+def test_every_plan_matches_the_recurrence(split, gates):
+    """65 chunks and a token: exact starts have room, and the last segment ends in a short chunk."""
+    case = problem.Case("plan", 1, 4161, 1, 4, initial_state=True, gates=gates)
+    inputs = problem.make_inputs(case)
+    with poisoned_memory():
+        actual = split(*preprocess.core_inputs(inputs))
+    reference.check(actual, reference.recurrence(*inputs), elementwise=case.decays)
+
+
+@pytest.mark.parametrize("gates", ["random", "half_off"])
+def test_every_plan_repeats_its_bits_and_a_sequence_alone_has_those_of_the_batch(split, gates):
+    core = preprocess.core_inputs(problem.make_inputs(problem.Case("repeat", 2, 4161, 1, 4, True, gates)))
+    output, state = split(*core)
+    for _ in range(1000):
+        again, again_state = split(*core)
+        assert torch.equal(again, output)
+        assert torch.equal(again_state, state)
+    alone, alone_state = split(*(x[1:].contiguous() for x in core))
+    assert torch.equal(alone, output[1:])
+    assert torch.equal(alone_state, state[1:])
+
+
+@pytest.mark.parametrize("group", [1, 3, 4, 8])
+@pytest.mark.parametrize("T", [1, 64, 129, 1025, 4097])
+def test_the_public_function_matches_the_recurrence(T, group):
+    for B in (1, 2, 7):
+        inputs = problem.make_inputs(problem.Case("public", B, T, 2, 2 * group, B == 2))
+        with poisoned_memory():
+            actual = variants.gdn_prefill_forward(*preprocess.core_inputs(inputs))
+        reference.check(actual, reference.chunkwise(*inputs), elementwise=True)
+
+
+@pytest.mark.parametrize("cuts", [(0, 1000, 2500), (0, 64, 1000, 2500)])
+def test_the_public_function_in_several_calls_through_the_state_equals_one(cuts):
+    inputs = problem.make_inputs(problem.Case("chained", 1, 2500, 2, 8, initial_state=True, gates="quarter_off"))
+    state, outputs = inputs.initial_state, []
+    for begin, end in itertools.pairwise(cuts):
+        part = problem.Inputs(*(x[:, begin:end].contiguous() for x in inputs[:5]), state)
+        output, state = variants.gdn_prefill_forward(*preprocess.core_inputs(part))
+        outputs.append(output)
+    reference.check((torch.cat(outputs, dim=1), state), reference.recurrence(*inputs), elementwise=False)
+
+
+@pytest.mark.parametrize("name", ["short_tail_state", "q2_8_8192"])
+def test_the_public_function_is_captured_on_any_stream_and_allocates_what_it_returns(name):
+    core = preprocess.core_inputs(problem.make_inputs(problem.CASES[name]))
+    before = [x.clone() for x in core]
+    expected = variants.gdn_prefill_forward(*core)
+    torch.cuda.synchronize()
+    allocated = torch.cuda.memory_stats()["allocation.all.allocated"]
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        variants.gdn_prefill_forward(*core)
+    assert torch.cuda.memory_stats()["allocation.all.allocated"] - allocated == 2
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        replayed = variants.gdn_prefill_forward(*core)
+    for tensor in replayed:
+        tensor.fill_(torch.nan)
+    graph.replay()
+    for actual, wanted in zip(replayed, expected, strict=True):
+        assert torch.equal(actual, wanted)
+    for now, then in zip(core, before, strict=True):
+        assert torch.equal(now, then)
+
+
+def test_a_growing_state_is_refused():
+    """In a process of its own, which a device-side assertion ends."""
+    script = (
+        "import torch, variants; from kernels import preprocess, problem\n"
+        "core = list(preprocess.core_inputs(problem.make_inputs(problem.Case('x', 1, 200, 1, 2))))\n"
+        "variants.gdn_prefill_forward(*core); torch.cuda.synchronize(); print('accepted', flush=True)\n"
+        "core[3][0, 150:192, 1] += 5\n"
+        "variants.gdn_prefill_forward(*core); torch.cuda.synchronize(); print('not refused')"
+    )
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines()[0] == "accepted"
+    assert "log-gates <= 0 were expected, found one above 0" in done.stdout + done.stderr
+    assert "not refused" not in done.stdout
+
+
 @pytest.mark.skipif(shutil.which("compute-sanitizer") is None, reason="compute-sanitizer is not on PATH")
 @pytest.mark.parametrize("name", variants.LADDER)
 @pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
@@ -138,12 +240,29 @@ def test_the_sanitizer_finds_nothing(tool, name):
     assert done.returncode == 0, done.stdout[-3000:]
 
 
+@pytest.mark.skipif(shutil.which("compute-sanitizer") is None, reason="compute-sanitizer is not on PATH")
+@pytest.mark.parametrize("plan", PLANS[1:3] + PLANS[4:], ids=str)
+@pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
+def test_the_sanitizer_finds_nothing_in_any_plan(tool, plan):
+    script = (
+        "import variants; from variants import Plan, split; from kernels import preprocess, problem\n"
+        f"plan = {plan}; split.plan = lambda *shape: plan\n"
+        "case = problem.Case('small', 1, 4161 if plan.exact else 700, 1, 2, True, 'half_off')\n"
+        "split.gdn_prefill_forward(*preprocess.core_inputs(problem.make_inputs(case)))\n"
+        "import torch; torch.cuda.synchronize()"
+    )
+    words = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", sys.executable, "-c", script]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=240)
+    assert done.returncode == 0, done.stdout[-3000:]
+
+
 @pytest.mark.parametrize("name", [name for name in variants.LADDER if name not in ("naive", "fused")])
 def test_a_trace_holds_together(name, tmp_path):
     """The same bits as untraced too, else `record` raises."""
     case = problem.CASES["chain_equal"]
     info = describe({name: variants.label(name)})
     known = trace.record(name, case, tmp_path, info, info)
-    assert (known["chunks"], known["recorded"]) == (128, 127)
+    # CTA 0 of split has the first of 16 segments: (128 - 3) / 16 + 3 chunks.
+    assert (known["chunks"], known["recorded"]) == (128, 9 if name == "split" else 127)
     (found,) = roles.read(tmp_path, info)
     assert_holds_together(found)

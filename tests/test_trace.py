@@ -292,15 +292,13 @@ def test_the_sentence_names_floor_cost_and_longest_step(folder):
     assert re.search(r"take CTA 0 of ws \d+ cycles each; the tensor cores would be done with one in 1280", text)
     assert "waits least is state; the longest step of its dependent path is drain K^T Vnew of state" in text
     assert text.endswith("µs: +5.0%.")
-    assert "cut" not in text
+    assert "The trace holds" not in text
 
 
 def test_a_cut_trace_says_so(tmp_path):
     found = by_hand(tmp_path, chunks=CHUNKS + 88)
     assert found.info["recorded"] == CHUNKS - 1
-    assert "The trace was cut: its buffer has a fixed size and holds chunks 0 to 510 of 600." in roles.sentence(
-        found, 16, 20
-    )
+    assert "The trace holds chunks 0 to 510 of 600: those that CTA 0 runs through" in roles.sentence(found, 16, 20)
 
 
 def test_the_events_for_perfetto(folder):

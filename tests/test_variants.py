@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import variants
+from kernels import build, problem
 
 
 def test_the_ladder_is_the_files_of_the_folder():
@@ -46,3 +47,81 @@ def test_the_register_budgets_of_ws_fit_what_its_launch_brings():
     assert 128 * len(roles) == ws.THREADS
     assert sum(roles) <= len(roles) * (65536 // ws.THREADS // 8 * 8)  # else the last role waits for ever
     assert all(registers % 8 == 0 for registers in roles)
+
+
+def plan_of(*shape):
+    plan = variants.plan(*shape, torch.device("cuda"))
+    return plan.rung, plan.dv_tile, plan.segments, plan.exact
+
+
+def test_the_plan_gives_every_sm_a_cta(monkeypatch):
+    monkeypatch.setattr(variants, "sm_count", lambda device: 132)
+    assert plan_of(1, 8192, 4) == ("split", 64, 16, False)  # 33 segments of 128 columns would have 4 chunks
+    assert plan_of(1, 8192, 8) == ("split", 64, 8, True)
+    assert plan_of(1, 32768, 8) == ("split", 128, 16, True)
+    assert plan_of(1, 8192, 16) == ("split", 64, 4, False)
+    assert plan_of(4, 8192, 8) == ("split", 64, 2, False)
+    assert plan_of(1, 16384, 32) == ("split", 128, 4, True)
+    assert plan_of(1, 2048, 33) == ("split", 64, 2, False)
+    assert plan_of(1, 2048, 34) == plan_of(1, 8192, 66) == ("rs", 64, 1, False)
+    assert plan_of(1, 8192, 67) == plan_of(4, 8192, 64) == ("split", 128, 1, False)
+    monkeypatch.setattr(variants, "sm_count", lambda device: 16)  # a MIG slice
+    assert plan_of(1, 8192, 4) == ("split", 64, 2, False)
+    assert plan_of(1, 16384, 4) == ("split", 128, 4, True)
+
+
+@pytest.mark.parametrize(("tokens", "segments"), [(1, 1), (64, 1), (256, 1), (257, 2), (320, 2), (640, 7)])
+def test_every_segment_has_a_chunk(monkeypatch, tokens, segments):
+    """The first one is three chunks longer."""
+    monkeypatch.setattr(variants, "sm_count", lambda device: 132)
+    assert variants.plan(1, tokens, 1, torch.device("cuda")).segments == segments
+
+
+def test_exact_starts_have_room_in_a_segment_s_output():
+    split = variants.load("split")
+    for tokens in range(64, 64 * 2000, 64 * 13):
+        for heads in (1, 5, 8, 16, 33, 44):
+            plan = variants.plan(1, tokens, heads, torch.device("meta"))
+            if plan.exact:
+                shortest = (tokens // 64 - split.LEAD[plan.dv_tile]) // plan.segments
+                assert shortest * 64 >= split.START_ROW + 2 * split.HEAD_DIM
+
+
+@pytest.mark.parametrize("dv_tile", [64, 128])
+def test_the_register_budgets_of_split_fit_what_its_launch_brings(dv_tile):
+    state, output, copy = variants.load("split").REGISTERS[dv_tile]
+    warpgroups = dv_tile // 64 + 2
+    assert state * (dv_tile // 64) + output + copy <= warpgroups * (65536 // (128 * warpgroups) // 8 * 8)
+    assert all(registers % 8 == 0 for registers in (state, output, copy))
+
+
+def test_the_register_budgets_of_rs_fit_what_its_launch_brings():
+    rs = variants.load("rs")
+    roles = (rs.STATE_REGISTERS, rs.OUTPUT_REGISTERS, rs.COPY_REGISTERS)
+    assert 128 * len(roles) == rs.THREADS
+    assert sum(roles) <= len(roles) * (65536 // rs.THREADS // 8 * 8)
+    assert all(registers % 8 == 0 for registers in roles)
+
+
+def test_the_public_function_is_six_kernels_for_all_of_lab():
+    assert len(build.kernels_of(variants.gdn_prefill_forward, problem.SUITES["lab"])) <= 6
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"q": lambda x: x.float()}, r"q must be torch.bfloat16, found torch.float32"),
+        ({"v": lambda x: x[:, :, :3].contiguous()}, r"Hv a multiple of Hq, found B=1 T=64 Hq=2 Hv=3"),
+        ({"k": lambda x: x.transpose(1, 2).contiguous().transpose(1, 2)}, r"k must be contiguous, found strides"),
+        ({name: lambda x: x[:0] for name in "qkv"}, r"must be positive .* found B=0"),
+        ({name: lambda x: x[:, :0] for name in "qkv"}, r"must be positive .* found B=1 T=0"),
+        ({"A": lambda x: x[..., :32].contiguous()}, r"A must have shape \[1, 64, 4, 64\], found \[1, 64, 4, 32\]"),
+    ],
+)
+def test_the_public_function_refuses_what_it_can_not_run(change, message):
+    names = ("q", "k", "v", "g_cumsum", "beta", "A")
+    arguments = dict(zip(names, build.meta_inputs(problem.Case("x", 1, 64, 2, 4)), strict=False))
+    for name, changed in change.items():
+        arguments[name] = changed(arguments[name])
+    with pytest.raises((ValueError, TypeError), match=message):
+        variants.gdn_prefill_forward(**arguments)

@@ -1,0 +1,756 @@
+"""split: the sequence in segments that run in parallel, each warmed up over what its head still remembers
+
+Since `rs`: a head of a sequence is cut into segments of whole chunks, each with CTAs of its own. A segment starts some
+chunks early, from a zero state, and computes their state without their output. How many, it finds from the gates. A CTA
+owns 64 columns of the state as in `rs`, or all 128: two state warpgroups then share loads and P, and one computes while
+the other's matmul runs. `variants.plan` chooses columns and segments.
+
+Why that is right, for ‖k_t‖ <= 1 and 0 <= beta_t <= 2: a token maps the state to exp(g_t) (I - beta_t k_t k_t^T) S plus
+what it adds. I - beta k k^T is symmetric with eigenvalues 1 and 1 - beta ‖k‖^2, so it lengthens nothing, and over the
+warm-up a difference in the state shrinks at least by exp(Σ g_t). Starting from zero instead of S leaves an error of at
+most exp(Σ g_t) ‖S‖, and the warm-up is as long as it takes for Σ g_t <= -12: 6e-6 ‖S‖, less than a rounding to BF16 by
+a factor of 600. A warm-up that reaches the beginning starts from the true initial state, and is exact.
+
+A head that hardly decays is warmed up from the beginning: right, and hardly faster than unsplit. Where segments are
+long, a head of which one would need a warm-up of more than LIMIT chunks gets exact starts instead. Over a segment the
+transposed state goes from S^T to S^T M + N. A first launch computes M and N of such heads, by the same recurrence as a
+warm-up, from the identity without V and from zero, and does all of the other heads. `split_fold` applies M and N one
+after the other from the initial state (`kernels.reference.affine_scan` composes chunks so, and says whose idea it is),
+and a second launch runs the segments from its results. M, N and the starts wait in the part of `output` that their
+segment overwrites, as sums of two BF16 numbers (16 bits of mantissa). Where all heads decay, the two later launches end
+at once, beside the first one.
+
+Hypothesis: with few heads time falls by the number of segments, less the warm-up (four chunks at the suites' gates,
+each about two thirds of one with output), until every SM has a CTA. With 128 columns a chunk takes less than twice as
+long, so the tensor pipe is busier: Q, K and A are loaded, and P is made, once instead of twice.
+
+Roles, by warpgroup, at 128 columns; at 64 there is one of state, and registers are 232, 152, 40 as in `rs`
+    0 and 1  state: U, W, Vnew and S of 64 columns each; 168 registers
+    2        output: P, O; 152 registers
+    3        warp 0 copies K, Q, V and A, warps 1 and 2 build the gate tables of alternate chunks, warp 3 stores O; 24
+
+Barriers: those of `rs`, with every thread of state and output at empty[3] (256 or 384) and a lane of each state warp at
+sv_full (4 or 8). V has two places at 128 columns, so the place of K and A of chunk c counts as empty when V of chunk
+c + 1 has been read too; the ring begins at stage 1, and stage 0 stands for a chunk before the first.
+
+Shared memory, KiB at 64 and 128 columns: K 48, Q 48, A 24, V 24 / 32, S 16 / 32, Vnew 8 / 16, O 8 / 16, tables 4.
+"""
+
+import math
+
+import tilelang.language as T
+import torch
+from tilelang.layout import make_swizzled_layout
+
+from kernels.build import jit
+from kernels.markers import mark, role
+from kernels.problem import CHUNK, HEAD_DIM, SCALE, check_core_inputs
+from variants import plan
+
+HALF = HEAD_DIM // 2  # S^T is two tiles of 64 columns: one is converted while the other's matmul runs
+STAGES = 3
+# By dv tile: registers a thread of state, output and the rest. Their sum over the warpgroups must not exceed the
+# 3 x 168 and 4 x 128 that the launches bring.
+REGISTERS = {64: (232, 152, 40), 128: (168, 152, 24)}
+
+LIMIT = 32  # chunks of warm-up that a segment tries, where its start can be had exactly; lanes of a warp
+ONLY, FIRST, SECOND = range(3)  # launch of `split`: alone, or before and after `fold`
+KINDS = MAIN, M, N = range(3)  # what a CTA computes
+# First token in a segment's output, while that is scratch, of M, N and the start: 128 rows of high, 128 of low parts.
+M_ROW, N_ROW, START_ROW = 0, 256, 512
+# By dv tile: chunks that the first segment is longer by, since it has no warm-up, which takes others about as long.
+LEAD = {64: 3, 128: 2}
+
+LOG2E = math.log2(math.e)  # exp(x) is one instruction as exp2
+LOG2_SCALE = math.log2(SCALE)
+
+bf16, fp32 = "bfloat16", "float32"
+FULL_ROW = T.GemmWarpPolicy.FullRow  # each state warpgroup has 64 rows of S^T, and its matmuls need no other's
+
+# A tile [64 tokens, 64 dv] in the 128-byte swizzle, transposed into the accumulator layout of m64n64: of each 8 x 8
+# matrix, thread l of warp w gets tokens 2 (l mod 4) and the next, in row dv = 16 w + l / 4 and in row dv + 8. A load
+# brings four matrices, two along dv and two along tokens (PTX ISA: ldmatrix, wgmma's register fragments). A second
+# warpgroup has the tile behind.
+LOAD_TRANSPOSED = r"""
+__device__ __forceinline__ void load_transposed(const void* tiles, void* fragment) {
+  unsigned* registers = (unsigned*)fragment;
+  const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3, tile = threadIdx.x >> 7;
+  const int row = lane & 7, dv8 = 2 * warp + ((lane >> 3) & 1), token8 = lane >> 4;
+  unsigned address = (unsigned)__cvta_generic_to_shared(tiles) + tile * 8192 + (token8 * 8 + row) * 128
+                     + ((dv8 ^ row) << 4);
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(registers[4 * i]), "=r"(registers[4 * i + 1]), "=r"(registers[4 * i + 2]),
+                   "=r"(registers[4 * i + 3])
+                 : "r"(address + i * 2048));
+}
+"""
+
+# Where a segment whose own chunks begin at `own` has to start; -1 where its warm-up would be longer than `limit`.
+# `head` is where the head's gates begin. A warp sums the gates of 32 chunks at a time, backwards: lane l knows what is
+# left of the state after l + 1 of them.
+FIND_START = r"""
+__device__ __forceinline__ int find_start(const float* g_cumsum, long long head, int Hv, int own, int limit) {
+  const float forgotten = -12.f;  // e^-12 = 6e-6
+  const float* last = g_cumsum + head + 63LL * Hv;  // of chunk 0
+  const int lane = threadIdx.x & 31;
+  int start = own;
+  float decay = 0.f;
+  while (start > 0 && decay > forgotten) {
+    if (own - start >= limit) return -1;
+    const int chunk = start - 1 - lane;
+    float sum = chunk >= 0 ? last[64LL * Hv * chunk] : 0.f;
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2) {
+      const float before = __shfl_up_sync(~0u, sum, distance);
+      if (lane >= distance) sum += before;
+    }
+    sum += decay;
+    const int remembered = __popc(__ballot_sync(~0u, chunk >= 0 && sum > forgotten));
+    const int taken = min(min(remembered + 1, 32), start);
+    decay = __shfl_sync(~0u, sum, taken - 1);
+    start -= taken;
+  }
+  return start;
+}
+
+__device__ __forceinline__ int first_chunk(int segment, int total, int segments, int lead) {
+  return segment ? lead + (int)((long long)segment * (total - lead) / segments) : 0;
+}
+
+// Whether a segment of the head has to be started exactly; the warps of a CTA share the search.
+__device__ __forceinline__ int any_exact(const float* g_cumsum, long long head, int Hv, int total, int segments,
+                                         int lead, int limit) {
+  int found = 0;
+  for (int segment = 1 + threadIdx.x / 32; segment < segments; segment += blockDim.x / 32)
+    found |= find_start(g_cumsum, head, Hv, first_chunk(segment, total, segments, lead), limit) < 0;
+  return __syncthreads_or(found);
+}
+
+// blockIdx, asked again: the compiler doesn't know that it stays the same, and keeps no register for it.
+__device__ __forceinline__ int block_x() {
+  int x;
+  asm volatile("mov.u32 %0, %%ctaid.x;" : "=r"(x));
+  return x;
+}
+
+__device__ __forceinline__ int block_z() {
+  int z;
+  asm volatile("mov.u32 %0, %%ctaid.z;" : "=r"(z));
+  return z;
+}
+
+__device__ __forceinline__ void exit_unless(int needed) {
+  if (!needed) asm volatile("exit;");
+}
+"""
+
+
+@jit(disable_warp_specialized=True, disable_thread_storage_sync=True, enable_fast_math=True)
+def build(dv_tile):
+    """The kernel with 64 or 128 columns a CTA."""
+    B, Tn, Hq, Hv = T.dynamic("B"), T.dynamic("Tn"), T.dynamic("Hq"), T.dynamic("Hv")
+    state_threads = 2 * dv_tile
+    threads = state_threads + 256
+    state_registers, output_registers, copy_registers = REGISTERS[dv_tile]
+    early = dv_tile == 64  # registers and shared memory allow V and its factors to be read a chunk ahead
+    slots = STAGES if early else 2  # of V
+    launched = 65536 // threads // 8 * 8  # registers a thread
+    tiles = HEAD_DIM // dv_tile
+    accumulator = T.Fragment(
+        [dv_tile, CHUNK],
+        forward_thread_fn=lambda i, j: i // 16 * 32 + i % 8 * 4 + j % 8 // 2,
+        forward_index_fn=lambda i, j: j // 8 * 4 + i % 16 // 8 * 2 + j % 2,
+    )
+
+    @T.macro
+    def multiply_QK(Q_shared, K_shared, stage, QK_frag):
+        T.wgmma_gemm(Q_shared[stage, :, :], K_shared[stage, :, :], QK_frag, transpose_B=True, clear_accum=True)
+
+    @T.macro
+    def weigh(QK_frag, g_shared, stage, P_frag):
+        # P = scale Lower(Q K^T) ⊙ exp(g_i - g_j); above the diagonal the exponent is capped, then masked
+        for i, j in T.Parallel(CHUNK, CHUNK):
+            QK_frag[i, j] *= T.exp2(T.min(g_shared[stage, i] + LOG2_SCALE - g_shared[stage, j], LOG2_SCALE))
+        for i, j in T.Parallel(CHUNK, CHUNK):
+            P_frag[i, j] = T.Select(i >= j, QK_frag[i, j], 0.0)
+
+    @T.macro
+    def read_V(V_shared, slot, V_frag, beta_shared, beta_gamma_shared, stage, weighted_V_frag, beta_gamma_frag):
+        T.call_extern("handle", "load_transposed", T.address_of(V_shared[slot, 0, 0]), T.address_of(V_frag[0, 0]))
+        for i, j in T.Parallel(dv_tile, CHUNK):
+            # Rounded here, whichever product the compiler would fuse into W's subtraction.
+            weighted_V_frag[i, j] = T.ieee_mul(beta_shared[stage, j], T.Cast(fp32, V_frag[i, j]))
+        for i, j in T.Parallel(dv_tile, CHUNK):
+            beta_gamma_frag[i, j] = beta_gamma_shared[stage, j]
+
+    @T.prim_func
+    def split(
+        q: T.Tensor((B, Tn, Hq, HEAD_DIM), bf16),
+        k: T.Tensor((B, Tn, Hq, HEAD_DIM), bf16),
+        v: T.Tensor((B, Tn, Hv, HEAD_DIM), bf16),
+        g_cumsum: T.Tensor((B, Tn, Hv), fp32),
+        beta: T.Tensor((B, Tn, Hv), fp32),
+        A: T.Tensor((B, Tn, Hv, CHUNK), bf16),
+        initial_state: T.Tensor((B, Hv, HEAD_DIM, HEAD_DIM), fp32),
+        output: T.Tensor((B, Tn, Hv, HEAD_DIM), bf16),
+        final_state: T.Tensor((B, Hv, HEAD_DIM, HEAD_DIM), fp32),
+        has_initial_state: T.int32,
+        segments: T.int32,
+        lead: T.int32,
+        limit: T.int32,
+        turn: T.int32,
+    ):
+        with T.Kernel(
+            tiles * segments,
+            Hv,
+            B * T.if_then_else(turn == FIRST, len(KINDS), 1),
+            threads=threads,
+            prelude=LOAD_TRANSPOSED + FIND_START,
+        ) as (x, h, z):
+            Q_shared = T.alloc_shared((STAGES, CHUNK, HEAD_DIM), bf16)
+            K_shared = T.alloc_shared((STAGES, CHUNK, HEAD_DIM), bf16)
+            V_shared = T.alloc_shared((slots, CHUNK, dv_tile), bf16)
+            A_shared = T.alloc_shared((STAGES, CHUNK, CHUNK), bf16)
+            S0_shared = T.alloc_shared((dv_tile, HALF), bf16)
+            S1_shared = T.alloc_shared((dv_tile, HALF), bf16)
+            Vnew_shared = T.alloc_shared((dv_tile, CHUNK), bf16)
+            O_shared = T.alloc_shared((CHUNK, dv_tile), bf16)
+            beta_shared = T.alloc_shared((STAGES, CHUNK), fp32, scope="shared")
+            beta_gamma_shared = T.alloc_shared((STAGES, CHUNK), fp32, scope="shared")
+            g_shared = T.alloc_shared((STAGES, CHUNK), fp32, scope="shared")  # times log2 e
+            scaled_gamma_shared = T.alloc_shared((STAGES, CHUNK), fp32, scope="shared")
+            decay_shared = T.alloc_shared((STAGES, CHUNK), fp32, scope="shared")  # γ_ℓ/γ
+            gamma_last_shared = T.alloc_shared((STAGES,), fp32, scope="shared")
+
+            S0_frag = T.alloc_fragment((dv_tile, HALF), fp32)
+            S1_frag = T.alloc_fragment((dv_tile, HALF), fp32)
+            S0_operand = T.alloc_fragment((dv_tile, HALF), bf16)
+            S1_operand = T.alloc_fragment((dv_tile, HALF), bf16)
+            U_frag = T.alloc_fragment((dv_tile, CHUNK), fp32)
+            V_frag = T.alloc_fragment((dv_tile, CHUNK), bf16)
+            weighted_V_frag = T.alloc_fragment((dv_tile, CHUNK), fp32)  # B V^T
+            beta_gamma_frag = T.alloc_fragment((dv_tile, CHUNK), fp32)
+            decay_frag = T.alloc_fragment((dv_tile, CHUNK), fp32)
+            W_operand = T.alloc_fragment((dv_tile, CHUNK), bf16)
+            Vnew_frag = T.alloc_fragment((dv_tile, CHUNK), fp32)
+            Vnew_bf16 = T.alloc_fragment((dv_tile, CHUNK), bf16)
+            Vdecayed_operand = T.alloc_fragment((dv_tile, CHUNK), bf16)
+            QK_frag = T.alloc_fragment((CHUNK, CHUNK), fp32)
+            P_frag = T.alloc_fragment((CHUNK, CHUNK), bf16)
+            O_frag = T.alloc_fragment((CHUNK, dv_tile), fp32)
+            O_bf16 = T.alloc_fragment((CHUNK, dv_tile), bf16)
+
+            full = T.alloc_barrier([64] * STAGES)
+            empty = T.alloc_barrier([state_threads + 128] * STAGES)
+            sv_full = T.alloc_barrier([state_threads // 32])
+            s_empty = T.alloc_barrier([4])
+            vnew_empty = T.alloc_barrier([4])
+            o_full = T.alloc_barrier([4])
+            o_empty = T.alloc_barrier([32])
+
+            T.annotate_layout(
+                {
+                    V_shared: make_swizzled_layout(V_shared),
+                    O_shared: make_swizzled_layout(O_shared),
+                    V_frag: accumulator,
+                }
+            )
+            tx = T.get_thread_binding()
+            hk = T.alloc_var("int32", init=T.truncdiv(h, T.truncdiv(Hv, Hq)))  # one division, not one per address
+            dv = x % tiles * dv_tile
+            segment = T.alloc_var("int32", init=x // tiles)
+            b = T.alloc_var("int32", init=T.truncmod(z, B))
+            T.assume(b >= 0 and b < B)  # else every access is a branch
+            kind = T.alloc_var("int32", init=T.truncdiv(z, B))
+            head = T.alloc_var("int64", init=T.Cast("int64", b) * Tn * Hv + h)  # where its gates begin
+            # The segment's own chunks are `own` to `end` - 1; it begins at `start` and is warmed up until `own`.
+            total = T.alloc_var("int32", init=T.ceildiv(Tn, CHUNK))
+            own = T.alloc_var("int32", init=T.call_extern("int32", "first_chunk", segment, total, segments, lead))
+            end = T.alloc_var("int32", init=T.call_extern("int32", "first_chunk", segment + 1, total, segments, lead))
+            start = T.alloc_var("int32", init=0)
+            exact = T.alloc_var("int32", init=0)
+            if turn != SECOND:
+                T.pdl_sync()
+            if turn != ONLY:
+                T.pdl_trigger()
+                exact = T.call_extern(
+                    "int32", "any_exact", T.address_of(g_cumsum[0, 0, 0]), head, Hv, total, segments, lead, limit
+                )
+                if turn == SECOND and (exact != 0 or x + h + z == 0):
+                    T.pdl_sync()  # one CTA of the grid always waits, so that the grid's end means the end of all before
+                T.call_extern(
+                    "handle",
+                    "exit_unless",
+                    T.if_then_else(
+                        turn == SECOND,
+                        exact != 0,
+                        T.if_then_else(kind == MAIN, exact == 0, exact != 0 and segment < segments - 1),
+                    ),
+                )
+            if kind == MAIN:
+                start = T.call_extern(
+                    "int32",
+                    "find_start",
+                    T.address_of(g_cumsum[0, 0, 0]),
+                    head,
+                    Hv,
+                    own,
+                    T.if_then_else(turn == SECOND, limit, total),
+                )
+            else:  # nothing but warm-up: no output, but an end state
+                start = own
+                own = end
+            exact = 0
+            if start < 0:
+                exact = 1
+                start = own
+            # Chunks are counted from `own`: those below 0 are warm-up.
+            warm = own - start
+            chunks = end - own
+
+            if tx < state_threads:  # state
+                T.set_max_nreg(state_registers, 1)
+                T.clear(S0_frag)
+                T.clear(S1_frag)
+                if kind == M:  # from the identity
+                    for i, j in T.Parallel(dv_tile, HALF):
+                        S0_frag[i, j] = T.Select(dv + i == j, 1.0, 0.0)
+                    for i, j in T.Parallel(dv_tile, HALF):
+                        S1_frag[i, j] = T.Select(dv + i == j + HALF, 1.0, 0.0)
+                if exact != 0:
+                    row = T.alloc_var("int32", init=own * CHUNK + START_ROW)
+                    T.assume(row >= 0 and row + 2 * HEAD_DIM <= Tn)
+                    for i, j in T.Parallel(dv_tile, HALF):
+                        S0_frag[i, j] = output[b, row + i % HALF, h, dv + i // HALF * HALF + j]
+                        S0_frag[i, j] += output[b, row + HEAD_DIM + i % HALF, h, dv + i // HALF * HALF + j]
+                    for i, j in T.Parallel(dv_tile, HALF):
+                        S1_frag[i, j] = output[b, row + HALF + i % HALF, h, dv + i // HALF * HALF + j]
+                        S1_frag[i, j] += output[b, row + HEAD_DIM + HALF + i % HALF, h, dv + i // HALF * HALF + j]
+                if has_initial_state != 0 and start == 0 and kind == MAIN:
+                    for i, j in T.Parallel(dv_tile, HALF):
+                        S0_frag[i, j] = initial_state[b, h, j, dv + i]
+                    for i, j in T.Parallel(dv_tile, HALF):
+                        S1_frag[i, j] = initial_state[b, h, HALF + j, dv + i]
+                T.copy(S0_frag, S0_operand)
+                T.copy(S1_frag, S1_operand)
+                T.barrier_wait(full[1], 0)
+                T.wgmma_gemm(
+                    S0_operand, K_shared[1, :, 0:HALF], U_frag, transpose_B=True, clear_accum=True, policy=FULL_ROW
+                )
+                T.wgmma_gemm(S1_operand, K_shared[1, :, HALF:HEAD_DIM], U_frag, transpose_B=True, policy=FULL_ROW)
+                if early:
+                    read_V(V_shared, 1, V_frag, beta_shared, beta_gamma_shared, 1, weighted_V_frag, beta_gamma_frag)
+                    T.barrier_arrive(empty[0])
+                T.wait_wgmma(0)
+                stage = T.alloc_var("int32", init=1)
+                ahead = T.alloc_var("int32", init=0)
+                phase = T.alloc_var("int32", init=0)
+                for warming in (True, False):  # the same loop twice, first without what the output needs
+                    if warming:
+                        role(None)
+                    else:
+                        T.copy(S0_operand, S0_shared)
+                        T.copy(S1_operand, S1_shared)
+                        T.fence_proxy_async()
+                        T.sync_warp()
+                        if tx % 32 == 0:
+                            T.barrier_arrive(sv_full[0])
+                    for c in T.serial(-warm if warming else 0, 0 if warming else chunks):
+                        if not warming:
+                            role("state", 0, c)
+                        mark("compute W")
+                        # Vnew^T = (B V^T - B Γ U^T) A^T
+                        if not early:
+                            read_V(
+                                V_shared,
+                                c % slots,
+                                V_frag,
+                                beta_shared,
+                                beta_gamma_shared,
+                                stage,
+                                weighted_V_frag,
+                                beta_gamma_frag,
+                            )
+                            mark("arrive empty", -1)
+                            T.barrier_arrive(empty[T.if_then_else(stage == 0, STAGES - 1, stage - 1)])
+                        for i, j in T.Parallel(dv_tile, CHUNK):
+                            W_operand[i, j] = weighted_V_frag[i, j] - beta_gamma_frag[i, j] * U_frag[i, j]
+                        mark("issue Vnew")
+                        T.wgmma_gemm(
+                            W_operand,
+                            A_shared[stage, :, :],
+                            Vnew_frag,
+                            transpose_B=True,
+                            clear_accum=True,
+                            policy=FULL_ROW,
+                        )
+                        mark("compute γ_ℓ S")
+                        ahead = stage
+                        if c + 1 < chunks:
+                            phase = T.if_then_else(stage == STAGES - 1, 1 - phase, phase)
+                            ahead = T.if_then_else(stage == STAGES - 1, 0, stage + 1)
+                        if early:
+                            for i, j in T.Parallel(dv_tile, CHUNK):
+                                decay_frag[i, j] = decay_shared[stage, j]
+                        for i, j in T.Parallel(dv_tile, HALF):
+                            S0_frag[i, j] *= gamma_last_shared[stage]
+                        for i, j in T.Parallel(dv_tile, HALF):
+                            S1_frag[i, j] *= gamma_last_shared[stage]
+                        mark("drain Vnew")
+                        T.wait_wgmma(0)
+                        mark("compute γ_ℓ/γ Vnew")
+                        # S^T = γ_ℓ S^T + (γ_ℓ/γ Vnew)^T K
+                        if not early:
+                            for i, j in T.Parallel(dv_tile, CHUNK):
+                                decay_frag[i, j] = decay_shared[stage, j]
+                        for i, j in T.Parallel(dv_tile, CHUNK):
+                            Vdecayed_operand[i, j] = Vnew_frag[i, j] * decay_frag[i, j]
+                        mark("issue K^T Vnew")
+                        T.wgmma_gemm(Vdecayed_operand, K_shared[stage, :, 0:HALF], S0_frag, policy=FULL_ROW)
+                        T.wgmma_gemm(Vdecayed_operand, K_shared[stage, :, HALF:HEAD_DIM], S1_frag, policy=FULL_ROW)
+                        if not warming:
+                            mark("wait vnew_empty", -1)
+                            T.barrier_wait(vnew_empty[0], (c + 1) % 2)
+                            mark("copy Vnew")
+                            T.copy(Vnew_frag, Vnew_bf16)
+                            T.copy(Vnew_bf16, Vnew_shared)
+                        # U^T = S^T K^T of the following chunk; the last chunk repeats its own
+                        mark("wait full", 1)
+                        T.barrier_wait(full[ahead], phase)
+                        mark("drain K^T Vnew")
+                        T.wait_wgmma(1)
+                        mark("issue U", 1)
+                        T.copy(S0_frag, S0_operand)
+                        T.wgmma_gemm(
+                            S0_operand,
+                            K_shared[ahead, :, 0:HALF],
+                            U_frag,
+                            transpose_B=True,
+                            clear_accum=True,
+                            policy=FULL_ROW,
+                        )
+                        if not warming:
+                            mark("wait s_empty")
+                            T.barrier_wait(s_empty[0], c % 2)
+                            mark("copy S")
+                            T.copy(S0_operand, S0_shared)
+                        mark("drain K^T Vnew")
+                        T.wait_wgmma(1)
+                        mark("issue U", 1)
+                        T.copy(S1_frag, S1_operand)
+                        T.wgmma_gemm(
+                            S1_operand, K_shared[ahead, :, HALF:HEAD_DIM], U_frag, transpose_B=True, policy=FULL_ROW
+                        )
+                        if not warming:
+                            mark("copy S")
+                            T.copy(S1_operand, S1_shared)
+                            T.fence_proxy_async()
+                            T.sync_warp()
+                            mark("arrive sv_full", 1)
+                            if tx % 32 == 0:
+                                T.barrier_arrive(sv_full[0])
+                        if early:
+                            mark("copy V", 1)
+                            read_V(
+                                V_shared,
+                                ahead,
+                                V_frag,
+                                beta_shared,
+                                beta_gamma_shared,
+                                ahead,
+                                weighted_V_frag,
+                                beta_gamma_frag,
+                            )
+                            mark("arrive empty")
+                            T.barrier_arrive(empty[stage])
+                        stage = ahead
+                        mark("drain U", 1)
+                        T.wait_wgmma(0)
+                # Registers that lived through the loop for this would be spilled in it.
+                b = T.truncmod(T.call_extern("int32", "block_z"), B)
+                T.assume(b >= 0 and b < B)
+                kind = T.truncdiv(T.call_extern("int32", "block_z"), B)
+                segment = T.truncdiv(T.call_extern("int32", "block_x"), tiles)
+                if kind != MAIN:
+                    start = T.call_extern("int32", "first_chunk", segment, T.ceildiv(Tn, CHUNK), segments, lead)
+                    row = start * CHUNK + T.if_then_else(kind == M, M_ROW, N_ROW) + dv
+                    T.assume(row >= 0 and row + dv_tile + HEAD_DIM <= Tn)
+                    for i, j in T.Parallel(dv_tile, HALF):
+                        output[b, row + i, h, j] = S0_operand[i, j]
+                        output[b, row + HEAD_DIM + i, h, j] = S0_frag[i, j] - S0_operand[i, j]
+                    for i, j in T.Parallel(dv_tile, HALF):
+                        output[b, row + i, h, HALF + j] = S1_operand[i, j]
+                        output[b, row + HEAD_DIM + i, h, HALF + j] = S1_frag[i, j] - S1_operand[i, j]
+                elif segment == segments - 1:
+                    for i, j in T.Parallel(dv_tile, HALF):
+                        final_state[b, h, j, dv + i] = S0_frag[i, j]
+                    for i, j in T.Parallel(dv_tile, HALF):
+                        final_state[b, h, HALF + j, dv + i] = S1_frag[i, j]
+            elif tx < state_threads + 128:  # output
+                T.set_max_nreg(output_registers, 1 if output_registers > launched else 0)
+                stage = T.alloc_var("int32", init=1)
+                ahead = T.alloc_var("int32", init=0)
+                phase = T.alloc_var("int32", init=0)
+                T.barrier_arrive(empty[0])
+                for _ in T.serial(warm):
+                    T.barrier_wait(full[stage], phase)
+                    T.barrier_arrive(empty[stage])
+                    phase = T.if_then_else(stage == STAGES - 1, 1 - phase, phase)
+                    stage = T.if_then_else(stage == STAGES - 1, 0, stage + 1)
+                T.call_extern("handle", "exit_unless", kind == MAIN)
+                T.barrier_wait(full[stage], phase)
+                multiply_QK(Q_shared, K_shared, stage, QK_frag)
+                T.wait_wgmma(0)
+                weigh(QK_frag, g_shared, stage, P_frag)
+                # O = scale Γ Q S
+                T.barrier_wait(sv_full[0], 0)
+                T.wgmma_gemm(Q_shared[stage, :, 0:HALF], S0_shared, O_frag, transpose_B=True, clear_accum=True)
+                T.wgmma_gemm(Q_shared[stage, :, HALF:HEAD_DIM], S1_shared, O_frag, transpose_B=True)
+                T.wait_wgmma(0)
+                for i, j in T.Parallel(CHUNK, dv_tile):
+                    O_frag[i, j] *= scaled_gamma_shared[stage, i]
+                T.sync_warp()
+                if tx % 32 == 0:
+                    T.barrier_arrive(s_empty[0])
+                T.barrier_arrive(empty[stage])
+                for c in T.serial(chunks):
+                    role("output", state_threads, c)
+                    mark("wait full", 1)
+                    ahead = stage
+                    if c + 1 < chunks:
+                        phase = T.if_then_else(stage == STAGES - 1, 1 - phase, phase)
+                        ahead = T.if_then_else(stage == STAGES - 1, 0, stage + 1)
+                    T.barrier_wait(full[ahead], phase)
+                    # O = O + P Vnew
+                    mark("wait sv_full", 1)
+                    T.barrier_wait(sv_full[0], (c + 1) % 2)
+                    mark("issue P Vnew")
+                    T.wgmma_gemm(P_frag, Vnew_shared, O_frag, transpose_B=True)
+                    mark("drain P Vnew")
+                    T.wait_wgmma(0)
+                    T.sync_warp()
+                    mark("arrive vnew_empty")
+                    if tx % 32 == 0:
+                        T.barrier_arrive(vnew_empty[0])
+                    mark("compute O in BF16")
+                    T.copy(O_frag, O_bf16)
+                    # O = scale Γ Q S and P of the following chunk; the last chunk repeats its own
+                    mark("issue Q S", 1)
+                    T.wgmma_gemm(Q_shared[ahead, :, 0:HALF], S0_shared, O_frag, transpose_B=True, clear_accum=True)
+                    T.wgmma_gemm(Q_shared[ahead, :, HALF:HEAD_DIM], S1_shared, O_frag, transpose_B=True)
+                    if early:
+                        multiply_QK(Q_shared, K_shared, ahead, QK_frag)
+                    mark("wait o_empty", -1)
+                    T.barrier_wait(o_empty[0], (c + 1) % 2)
+                    mark("copy O")
+                    T.copy(O_bf16, O_shared)
+                    T.fence_proxy_async()
+                    T.sync_warp()
+                    mark("arrive o_full")
+                    if tx % 32 == 0:
+                        T.barrier_arrive(o_full[0])
+                    if not early:  # O in BF16 has left the registers
+                        mark("issue Q K^T", 1)
+                        multiply_QK(Q_shared, K_shared, ahead, QK_frag)
+                    mark("drain Q S", 1)
+                    T.wait_wgmma(1)
+                    T.sync_warp()
+                    mark("arrive s_empty", 1)
+                    if tx % 32 == 0:
+                        T.barrier_arrive(s_empty[0])
+                    mark("compute scale Γ Q S", 1)
+                    for i, j in T.Parallel(CHUNK, dv_tile):
+                        O_frag[i, j] *= scaled_gamma_shared[ahead, i]
+                    mark("drain Q K^T", 1)
+                    T.wait_wgmma(0)
+                    mark("compute P", 1)
+                    weigh(QK_frag, g_shared, ahead, P_frag)
+                    mark("arrive empty", 1)
+                    T.barrier_arrive(empty[ahead])
+                    stage = ahead
+            else:
+                T.set_max_nreg(copy_registers, 0)
+                if tx < state_threads + 160:  # copy K, Q, V and A
+                    stage = T.alloc_var("int32", init=1)
+                    phase = T.alloc_var("int32", init=0)
+                    T.barrier_arrive(full[0])  # there is no chunk before the first
+                    for c in T.serial(-warm, chunks):
+                        role("load", state_threads + 128, c)
+                        mark("wait empty", -STAGES)
+                        t0 = (own + c) * CHUNK
+                        T.barrier_wait(empty[stage], 1 - phase)
+                        mark("copy K, V, A, Q")
+                        T.tma_copy(k[b, t0 : t0 + CHUNK, hk, 0:HEAD_DIM], K_shared[stage, :, :], barrier=full[stage])
+                        T.tma_copy(
+                            v[b, t0 : t0 + CHUNK, h, dv : dv + dv_tile],
+                            V_shared[stage if early else c % slots, :, :],
+                            barrier=full[stage],
+                        )
+                        T.tma_copy(A[b, t0 : t0 + CHUNK, h, 0:CHUNK], A_shared[stage, :, :], barrier=full[stage])
+                        if c >= 0:
+                            T.tma_copy(
+                                q[b, t0 : t0 + CHUNK, hk, 0:HEAD_DIM], Q_shared[stage, :, :], barrier=full[stage]
+                            )
+                        mark("arrive full")
+                        T.barrier_arrive(full[stage])
+                        phase = T.if_then_else(stage == STAGES - 1, 1 - phase, phase)
+                        stage = T.if_then_else(stage == STAGES - 1, 0, stage + 1)
+                elif tx < state_threads + 224:  # gates
+                    lane = (tx - state_threads - 160) % 32
+                    first = (tx - state_threads - 160) // 32
+                    gate = T.alloc_local((2,), fp32)
+                    weight = T.alloc_local((2,), fp32)
+                    if first == 1:
+                        T.barrier_arrive(full[0])
+                    for pair in T.serial((warm + chunks + 1 - first) // 2):
+                        c = pair * 2 + first
+                        slot = (c + 1) % STAGES
+                        t0 = (start + c) * CHUNK
+                        for half in T.unroll(2):
+                            # Past the end the last gate is repeated: no exponent is positive, and K, V and A are zero.
+                            gate[half] = g_cumsum[b, T.min(t0 + half * 32 + lane, Tn - 1), h] * LOG2E
+                            weight[half] = beta[b, T.min(t0 + half * 32 + lane, Tn - 1), h]
+                        T.barrier_wait(empty[slot], ((c + 1) // STAGES + 1) % 2)
+                        for half in T.unroll(2):
+                            g_shared[slot, half * 32 + lane] = gate[half]
+                            beta_shared[slot, half * 32 + lane] = T.if_then_else(
+                                kind == M, 0.0, weight[half]
+                            )  # M has no V
+                            beta_gamma_shared[slot, half * 32 + lane] = weight[half] * T.exp2(gate[half])
+                            scaled_gamma_shared[slot, half * 32 + lane] = SCALE * T.exp2(gate[half])
+                            decay_shared[slot, half * 32 + lane] = T.exp2(T.shfl_sync(gate[1], 31) - gate[half])
+                        if lane == 31:
+                            gamma_last_shared[slot] = T.exp2(gate[1])
+                        T.barrier_arrive(full[slot])
+                else:  # store O
+                    for c in T.serial(chunks):
+                        role("store O", state_threads + 224, c)
+                        mark("wait o_full")
+                        T.barrier_wait(o_full[0], c % 2)
+                        mark("copy O")
+                        t0 = (own + c) * CHUNK
+                        T.copy(O_shared, output[b, t0 : t0 + CHUNK, h, dv : dv + dv_tile])
+                        mark("arrive o_empty")
+                        T.barrier_arrive(o_empty[0])
+
+    return split
+
+
+@jit(disable_warp_specialized=True, disable_thread_storage_sync=True, enable_fast_math=True)
+def build_fold():
+    """The kernel that turns the segments' M and N into their starts, 64 columns of a head a CTA."""
+    B, Tn, Hv = T.dynamic("B"), T.dynamic("Tn"), T.dynamic("Hv")
+
+    @T.macro
+    def load(output, b, h, dv, row, M_shared, N_high_shared, N_low_shared, slot, full):
+        high = row + N_ROW + dv
+        low = high + HEAD_DIM
+        T.tma_copy(output[b, row : row + 2 * HEAD_DIM, h, 0:HEAD_DIM], M_shared[slot, :, :], barrier=full[slot])
+        T.tma_copy(output[b, high : high + HALF, h, 0:HEAD_DIM], N_high_shared[slot, :, :], barrier=full[slot])
+        T.tma_copy(output[b, low : low + HALF, h, 0:HEAD_DIM], N_low_shared[slot, :, :], barrier=full[slot])
+        T.barrier_arrive(full[slot])
+
+    @T.prim_func
+    def split_fold(
+        g_cumsum: T.Tensor((B, Tn, Hv), fp32),
+        initial_state: T.Tensor((B, Hv, HEAD_DIM, HEAD_DIM), fp32),
+        output: T.Tensor((B, Tn, Hv, HEAD_DIM), bf16),
+        has_initial_state: T.int32,
+        segments: T.int32,
+        lead: T.int32,
+        limit: T.int32,
+    ):
+        with T.Kernel(2, Hv, B, threads=128, prelude=FIND_START) as (tile, h, b):
+            # Rows of high parts, then of low ones; of the start, the columns of S^T by halves
+            M_shared = T.alloc_shared((2, 2 * HEAD_DIM, HEAD_DIM), bf16)
+            N_high_shared = T.alloc_shared((2, HALF, HEAD_DIM), bf16)
+            N_low_shared = T.alloc_shared((2, HALF, HEAD_DIM), bf16)
+            start_shared = T.alloc_shared((2 * HEAD_DIM, HALF), bf16)
+            S_frag = T.alloc_fragment((HALF, HEAD_DIM), fp32)
+            next_frag = T.alloc_fragment((HALF, HEAD_DIM), fp32)
+            high_operand = T.alloc_fragment((HALF, HEAD_DIM), bf16)
+            low_operand = T.alloc_fragment((HALF, HEAD_DIM), bf16)
+            full = T.alloc_barrier([128] * 2)
+            T.annotate_layout(
+                {
+                    N_high_shared: make_swizzled_layout(N_high_shared),
+                    N_low_shared: make_swizzled_layout(N_low_shared),
+                    start_shared: make_swizzled_layout(start_shared),
+                }
+            )
+            dv = tile * HALF
+            head = T.alloc_var("int64", init=T.Cast("int64", b) * Tn * Hv + h)
+            total = T.alloc_var("int32", init=T.ceildiv(Tn, CHUNK))
+            row = T.alloc_var("int32", init=0)
+            T.pdl_trigger()
+            exact = T.alloc_var("int32", init=0)
+            exact = T.call_extern(
+                "int32", "any_exact", T.address_of(g_cumsum[0, 0, 0]), head, Hv, total, segments, lead, limit
+            )
+            if exact != 0 or tile + h + b == 0:
+                T.pdl_sync()
+            T.call_extern("handle", "exit_unless", exact)
+            for slot in range(2):
+                if slot < segments - 1:
+                    row = T.call_extern("int32", "first_chunk", slot, total, segments, lead) * CHUNK
+                    load(output, b, h, dv, row, M_shared, N_high_shared, N_low_shared, slot, full)
+            T.clear(S_frag)
+            if has_initial_state != 0:
+                for i, j in T.Parallel(HALF, HEAD_DIM):
+                    S_frag[i, j] = initial_state[b, h, j, dv + i]
+            T.copy(S_frag, high_operand)
+            for s in T.serial(segments - 1):
+                slot = s % 2
+                # S^T = S^T M + N, as (high + low) M_high + high M_low; low M_low is beyond FP32
+                for i, j in T.Parallel(HALF, HEAD_DIM):
+                    low_operand[i, j] = S_frag[i, j] - high_operand[i, j]
+                T.barrier_wait(full[slot], s // 2 % 2)
+                for i, j in T.Parallel(HALF, HEAD_DIM):
+                    next_frag[i, j] = N_high_shared[slot, i, j]
+                for i, j in T.Parallel(HALF, HEAD_DIM):
+                    next_frag[i, j] += N_low_shared[slot, i, j]
+                T.wgmma_gemm(high_operand, M_shared[slot, 0:HEAD_DIM, :], next_frag)
+                T.wgmma_gemm(low_operand, M_shared[slot, 0:HEAD_DIM, :], next_frag)
+                T.wgmma_gemm(high_operand, M_shared[slot, HEAD_DIM : 2 * HEAD_DIM, :], next_frag)
+                T.wait_wgmma(0)
+                T.copy(next_frag, S_frag)
+                T.sync_threads()
+                if s + 2 < segments - 1:
+                    row = T.call_extern("int32", "first_chunk", s + 2, total, segments, lead) * CHUNK
+                    load(output, b, h, dv, row, M_shared, N_high_shared, N_low_shared, slot, full)
+                T.copy(S_frag, high_operand)
+                for i, j in T.Parallel(HALF, HEAD_DIM):
+                    start_shared[j // HALF * HALF + i, j % HALF] = high_operand[i, j]
+                for i, j in T.Parallel(HALF, HEAD_DIM):
+                    start_shared[HEAD_DIM + j // HALF * HALF + i, j % HALF] = S_frag[i, j] - high_operand[i, j]
+                T.fence_proxy_async()
+                T.sync_threads()
+                row = T.call_extern("int32", "first_chunk", s + 1, total, segments, lead) * CHUNK + START_ROW
+                T.copy(start_shared, output[b, row : row + 2 * HEAD_DIM, h, dv : dv + HALF])
+
+    return split_fold
+
+
+def gdn_prefill_forward(q, k, v, g_cumsum, beta, A, initial_state=None):
+    """The core forward; shapes, dtypes and errors as in `kernels.problem.check_core_inputs`.
+
+    Returns output [B,T,Hv,128] BF16 and final_state [B,Hv,128,128] FP32.
+    """
+    B, tokens, _, Hv = check_core_inputs(q, k, v, g_cumsum, beta, A, initial_state)
+    output = torch.empty_like(v)
+    final_state = torch.empty(B, Hv, HEAD_DIM, HEAD_DIM, dtype=torch.float32, device=v.device)
+    # Without an initial state the kernels never read that argument: any tensor of its shape will do.
+    state = final_state if initial_state is None else initial_state
+    chosen = plan(B, tokens, Hv, v.device)
+    segmentation = (int(initial_state is not None), chosen.segments, LEAD[chosen.dv_tile], LIMIT)
+    tensors = (q, k, v, g_cumsum, beta, A, state, output, final_state)
+    core = build(chosen.dv_tile)
+    if chosen.exact:
+        core(*tensors, *segmentation, FIRST)
+        build_fold()(g_cumsum, state, output, *segmentation)
+        core(*tensors, *segmentation, SECOND)
+    else:
+        core(*tensors, *segmentation, ONLY)
+    return output, final_state
