@@ -23,7 +23,7 @@ from profiling import record, run, spans, trace
 from profiling.schema import BadTable
 
 CASE = "wide_gva_state"
-MARKED = ("smem", "multibuf", "ws")
+MARKED = ("smem", "multibuf", "ws", "rs", "split")
 # Two roles by hand: one computes from what the other loads, which has two homes for it.
 LOADER = [Marker("loader", "wait empty", -2), Marker("loader", "copy K"), Marker("loader", "arrive full")]
 WORKER = [
@@ -124,12 +124,18 @@ def test_a_marker_without_a_role_is_refused():
         markers._Recorder(None).mark("wait w_full", 0)
 
 
+def test_markers_of_no_role_are_not_recorded():
+    recorder = markers._Recorder(None, [], (None, 0, 0))
+    recorder.mark("wait w_full", 0)
+    assert recorder.markers == []
+
+
 def test_markers_do_nothing_outside_of_a_traced_build():
     assert markers.role("state", 0, None) is None
     assert markers.mark("nonsense") is None
 
 
-@pytest.mark.parametrize(("case", "tiles"), [(CASE, (64, 64, 64)), ("q16_64_4x8192", (128, 128, 64))])
+@pytest.mark.parametrize(("case", "tiles"), [(CASE, (64,) * 5), ("q16_64_4x8192", (128, 128, 64, 64, 128))])
 def test_the_tile_of_a_cta(case, tiles):
     assert tuple(traced(name, case).dv_tile for name in MARKED) == tiles
 

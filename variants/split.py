@@ -348,9 +348,7 @@ def build(dv_tile):
                 ahead = T.alloc_var("int32", init=0)
                 phase = T.alloc_var("int32", init=0)
                 for warming in (True, False):  # the same loop twice, first without what the output needs
-                    if warming:
-                        role(None)
-                    else:
+                    if not warming:
                         T.copy(S0_operand, S0_shared)
                         T.copy(S1_operand, S1_shared)
                         T.fence_proxy_async()
@@ -358,8 +356,7 @@ def build(dv_tile):
                         if tx % 32 == 0:
                             T.barrier_arrive(sv_full[0])
                     for c in T.serial(-warm if warming else 0, 0 if warming else chunks):
-                        if not warming:
-                            role("state", 0, c)
+                        role(None if warming else "state", 0, c)
                         mark("compute W")
                         # Vnew^T = (B V^T - B Γ U^T) A^T
                         if not early:
