@@ -8,10 +8,7 @@ import torch
 from kernels.build import jit
 from kernels.problem import CHUNK
 
-WARP, WARPS = (
-    32,
-    8,
-)  # lanes take neighbouring heads, so that loads are coalesced
+WARP, WARPS = 32, 8  # lanes take neighbouring heads, so that loads are coalesced
 
 # The assertion is a function call, for which ptxas would serialize all wgmma of a kernel (C7510): hence one of its own.
 REFUSE = r"""
@@ -38,13 +35,9 @@ def _refuse_growth():
 
     @T.prim_func
     def refuse_growth(g_cumsum: T.Tensor((B, Tn, Hv), "float32")):
-        with T.Kernel(T.ceildiv(Tn, CHUNK), T.ceildiv(Hv, WARP), B, threads=WARP * WARPS, prelude=REFUSE) as (
-            c,
-            tile,
-            b,
-        ):
+        with T.Kernel(T.ceildiv(Tn, CHUNK), T.ceildiv(Hv, WARP), B, threads=WARP * WARPS, prelude=REFUSE) as (c, x, b):
             T.pdl_trigger()  # what comes next need not wait for this to begin
-            head = tile * WARP + T.get_thread_binding() % WARP
+            head = x * WARP + T.get_thread_binding() % WARP
             first = T.get_thread_binding() // WARP * (CHUNK // WARPS)
             rises = T.alloc_var("bool", init=False)
             if head < Hv:

@@ -111,7 +111,7 @@ class _Recorder:
 _recorder: _Recorder | None = None
 
 
-def role(name: str | None, thread: int = 0, chunk=0) -> None:
+def role(name: str | None, thread: int, chunk) -> None:
     """From here on, markers are of this role, read by this thread of the CTA, in the loop's chunk `chunk`.
 
     None: from here on, nothing is recorded.

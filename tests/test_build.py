@@ -5,14 +5,15 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 import variants
-from kernels import build, preprocess, problem
+from kernels import build, gates, preprocess, problem
 
 
 @pytest.fixture(scope="module")
 def facts():
-    """What the compiler made of every kernel of every rung, and of preprocessing, for all of `lab`."""
+    """What the compiler made of every kernel of every rung, of preprocessing and the check of gates, for `lab`."""
     forwards = {name: variants.load(name).gdn_prefill_forward for name in variants.LADDER}
     forwards["preprocess"] = preprocess.on_core_inputs
+    forwards["gates"] = lambda *core: gates.refuse_growth(core[3])
     sources = {name: build.kernels_of(forward, problem.SUITES["lab"]) for name, forward in forwards.items()}
     with ThreadPoolExecutor(2) as pool:
         return {name: [f for found in pool.map(build.facts, each) for f in found] for name, each in sources.items()}
