@@ -39,7 +39,8 @@ class TraceDisturbs(UserError):
 
 
 def recordable(name: str, case: Case) -> int:
-    """The number of chunks that a trace of this variant on this case holds; found without a GPU.
+    """The most chunks that a trace of this variant on this case holds, found without a GPU; fewer where a CTA has a
+    segment of the sequence.
 
     Raises:
         NoMarkers: none of the variant's kernels has markers, or several have.

@@ -96,15 +96,22 @@ def test_inputs_stay_as_they_are_and_repeats_are_bitwise_equal(name):
         assert torch.equal(now, then)
 
 
+def chained(forward, inputs, cuts):
+    """A sequence cut at these tokens, in as many calls, each from the state that the one before left."""
+    state, outputs = inputs.initial_state, []
+    for begin, end in itertools.pairwise((0, *cuts, inputs.q.shape[1])):
+        part = problem.Inputs(*(x[:, begin:end].contiguous() for x in inputs[:5]), state)
+        with poisoned_memory():
+            output, state = forward(*preprocess.core_inputs(part))
+        outputs.append(output)
+    return torch.cat(outputs, dim=1), state
+
+
 @pytest.mark.parametrize("name", variants.LADDER)
 def test_a_sequence_in_two_calls_through_the_state_equals_one_call(name):
     inputs = problem.make_inputs(problem.Case("chained", 2, 300, 2, 8, initial_state=True))
-    expected = reference.recurrence(*inputs)
-    first = problem.Inputs(*(x[:, :130].contiguous() for x in inputs[:5]), inputs.initial_state)
-    output1, state = run(name, first)
-    second = problem.Inputs(*(x[:, 130:].contiguous() for x in inputs[:5]), state)
-    output2, state = run(name, second)
-    reference.check((torch.cat([output1, output2], dim=1), state), expected, elementwise=True)
+    actual = chained(variants.load(name).gdn_prefill_forward, inputs, (130,))
+    reference.check(actual, reference.recurrence(*inputs), elementwise=True)
 
 
 def test_offsets_beyond_32_bits():
@@ -176,15 +183,11 @@ def test_the_public_function_matches_the_recurrence(T, group):
         reference.check(actual, reference.chunkwise(*inputs), elementwise=True)
 
 
-@pytest.mark.parametrize("cuts", [(0, 1000, 2500), (0, 64, 1000, 2500)])
+@pytest.mark.parametrize("cuts", [(1000,), (64, 1000)])
 def test_the_public_function_in_several_calls_through_the_state_equals_one(cuts):
     inputs = problem.make_inputs(problem.Case("chained", 1, 2500, 2, 8, initial_state=True, gates="quarter_off"))
-    state, outputs = inputs.initial_state, []
-    for begin, end in itertools.pairwise(cuts):
-        part = problem.Inputs(*(x[:, begin:end].contiguous() for x in inputs[:5]), state)
-        output, state = variants.gdn_prefill_forward(*preprocess.core_inputs(part))
-        outputs.append(output)
-    reference.check((torch.cat(outputs, dim=1), state), reference.recurrence(*inputs), elementwise=False)
+    actual = chained(variants.gdn_prefill_forward, inputs, cuts)
+    reference.check(actual, reference.recurrence(*inputs), elementwise=False)
 
 
 @pytest.mark.parametrize("name", ["short_tail_state", "q2_8_8192"])
@@ -225,7 +228,15 @@ def test_a_growing_state_is_refused():
     assert "not refused" not in done.stdout
 
 
-@pytest.mark.skipif(shutil.which("compute-sanitizer") is None, reason="compute-sanitizer is not on PATH")
+def sanitize(tool, script, *arguments, seconds):
+    """Run a script under a tool of compute-sanitizer, which must find nothing."""
+    if shutil.which("compute-sanitizer") is None:
+        pytest.skip("compute-sanitizer is not on PATH")
+    words = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", sys.executable, "-c", script, *arguments]
+    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=seconds)
+    assert done.returncode == 0, done.stdout[-3000:]
+
+
 @pytest.mark.parametrize("name", variants.LADDER)
 @pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
 def test_the_sanitizer_finds_nothing(tool, name):
@@ -235,12 +246,9 @@ def test_the_sanitizer_finds_nothing(tool, name):
         "variants.load(sys.argv[1]).gdn_prefill_forward(*core)\n"
         "import torch; torch.cuda.synchronize()"
     )
-    words = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", sys.executable, "-c", script, name]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120)
-    assert done.returncode == 0, done.stdout[-3000:]
+    sanitize(tool, script, name, seconds=120)
 
 
-@pytest.mark.skipif(shutil.which("compute-sanitizer") is None, reason="compute-sanitizer is not on PATH")
 @pytest.mark.parametrize("plan", PLANS[1:3] + PLANS[4:], ids=str)
 @pytest.mark.parametrize("tool", ["memcheck", "racecheck"])
 def test_the_sanitizer_finds_nothing_in_any_plan(tool, plan):
@@ -251,9 +259,7 @@ def test_the_sanitizer_finds_nothing_in_any_plan(tool, plan):
         "split.gdn_prefill_forward(*preprocess.core_inputs(problem.make_inputs(case)))\n"
         "import torch; torch.cuda.synchronize()"
     )
-    words = ["compute-sanitizer", "--tool", tool, "--error-exitcode", "9", sys.executable, "-c", script]
-    done = subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=240)
-    assert done.returncode == 0, done.stdout[-3000:]
+    sanitize(tool, script, seconds=240)
 
 
 @pytest.mark.parametrize("name", [name for name in variants.LADDER if name not in ("naive", "fused")])

@@ -270,23 +270,23 @@ def build(dv_tile):
             own = T.alloc_var("int32", init=T.call_extern("int32", "first_chunk", segment, total, segments, lead))
             end = T.alloc_var("int32", init=T.call_extern("int32", "first_chunk", segment + 1, total, segments, lead))
             start = T.alloc_var("int32", init=0)
-            exact = T.alloc_var("int32", init=0)
+            lasting = T.alloc_var("int32", init=0)  # whether the head hardly decays
             if turn != SECOND:
                 T.pdl_sync()
             if turn != ONLY:
                 T.pdl_trigger()
-                exact = T.call_extern(
+                lasting = T.call_extern(
                     "int32", "any_exact", T.address_of(g_cumsum[0, 0, 0]), head, Hv, total, segments, lead, limit
                 )
-                if turn == SECOND and (exact != 0 or x + h + z == 0):
+                if turn == SECOND and (lasting != 0 or x + h + z == 0):
                     T.pdl_sync()  # one CTA of the grid always waits, so that the grid's end means the end of all before
                 T.call_extern(
                     "handle",
                     "exit_unless",
                     T.if_then_else(
                         turn == SECOND,
-                        exact != 0,
-                        T.if_then_else(kind == MAIN, exact == 0, exact != 0 and segment < segments - 1),
+                        lasting != 0,
+                        T.if_then_else(kind == MAIN, lasting == 0, lasting != 0 and segment < segments - 1),
                     ),
                 )
             if kind == MAIN:
@@ -302,7 +302,7 @@ def build(dv_tile):
             else:  # nothing but warm-up: no output, but an end state
                 start = own
                 own = end
-            exact = 0
+            exact = T.alloc_var("int32", init=0)
             if start < 0:
                 exact = 1
                 start = own
@@ -682,13 +682,15 @@ def build_fold():
             total = T.alloc_var("int32", init=T.ceildiv(Tn, CHUNK))
             row = T.alloc_var("int32", init=0)
             T.pdl_trigger()
-            exact = T.alloc_var("int32", init=0)
-            exact = T.call_extern(
-                "int32", "any_exact", T.address_of(g_cumsum[0, 0, 0]), head, Hv, total, segments, lead, limit
+            lasting = T.alloc_var(
+                "int32",
+                init=T.call_extern(
+                    "int32", "any_exact", T.address_of(g_cumsum[0, 0, 0]), head, Hv, total, segments, lead, limit
+                ),
             )
-            if exact != 0 or tile + h + b == 0:
+            if lasting != 0 or tile + h + b == 0:
                 T.pdl_sync()
-            T.call_extern("handle", "exit_unless", exact)
+            T.call_extern("handle", "exit_unless", lasting)
             for slot in range(2):
                 if slot < segments - 1:
                     row = T.call_extern("int32", "first_chunk", slot, total, segments, lead) * CHUNK
