@@ -265,10 +265,10 @@ def test_the_sanitizer_finds_nothing_in_any_plan(tool, plan):
 @pytest.mark.parametrize("name", [name for name in variants.LADDER if name not in ("naive", "fused")])
 def test_a_trace_holds_together(name, tmp_path):
     """The same bits as untraced too, else `record` raises."""
-    case = problem.CASES["chain_equal"]
+    case = problem.CASES["wide_gva_state"]
     info = describe({name: variants.label(name)})
     known = trace.record(name, case, tmp_path, info, info)
-    # CTA 0 of split has the first of 16 segments: (128 - 3) / 16 + 3 chunks.
-    assert (known["chunks"], known["recorded"]) == (128, 9 if name == "split" else 127)
+    # CTA 0 of split has the first of two segments: (128 - 2) / 2 + 2 chunks.
+    assert (known["chunks"], known["recorded"]) == (128, 64 if name == "split" else 127)
     (found,) = roles.read(tmp_path, info)
     assert_holds_together(found)

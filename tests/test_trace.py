@@ -135,7 +135,7 @@ def test_markers_do_nothing_outside_of_a_traced_build():
     assert markers.mark("nonsense") is None
 
 
-@pytest.mark.parametrize(("case", "tiles"), [(CASE, (64,) * 5), ("q16_64_4x8192", (128, 128, 64, 64, 128))])
+@pytest.mark.parametrize(("case", "tiles"), [(CASE, (64, 64, 64, 64, 128)), ("q16_64_4x8192", (128, 128, 64, 64, 128))])
 def test_the_tile_of_a_cta(case, tiles):
     assert tuple(traced(name, case).dv_tile for name in MARKED) == tiles
 

@@ -67,14 +67,15 @@ def test_the_plan_gives_every_sm_a_cta(monkeypatch):
     assert plan_of(1, 8192, 8) == ("split", 64, 8, True)
     assert plan_of(1, 32768, 8) == ("split", 128, 16, True)
     assert plan_of(1, 8192, 16) == ("split", 64, 4, False)
-    assert plan_of(4, 8192, 8) == ("split", 64, 2, False)
-    assert plan_of(1, 16384, 32) == ("split", 128, 4, True)
+    assert plan_of(4, 8192, 8) == ("split", 128, 4, False)
+    assert plan_of(1, 16384, 32) == ("split", 128, 4, False)
+    assert plan_of(1, 8192, 64) == plan_of(1, 8192, 66) == ("split", 128, 2, False)
     assert plan_of(1, 2048, 33) == ("split", 64, 2, False)
-    assert plan_of(1, 2048, 34) == plan_of(1, 8192, 66) == ("rs", 64, 1, False)
+    assert plan_of(1, 2048, 34) == plan_of(1, 2048, 66) == ("rs", 64, 1, False)
     assert plan_of(1, 8192, 67) == plan_of(4, 8192, 64) == ("split", 128, 1, False)
     monkeypatch.setattr(variants, "sm_count", lambda device: 16)  # a MIG slice
-    assert plan_of(1, 8192, 4) == ("split", 64, 2, False)
-    assert plan_of(1, 16384, 4) == ("split", 128, 4, True)
+    assert plan_of(1, 8192, 4) == ("split", 128, 4, False)
+    assert plan_of(1, 16384, 2) == ("split", 128, 8, True)
 
 
 @pytest.mark.parametrize(("tokens", "segments"), [(1, 1), (64, 1), (256, 1), (257, 2), (320, 2), (640, 7)])

@@ -18,7 +18,7 @@ def assert_holds_together(trace: roles.Trace) -> None:
         assert steady["cycles"].sum() == pytest.approx(end - begin, rel=0.02)
         loops[role] = (end - begin) / (last - 8)
     assert max(loops.values()) == pytest.approx(min(loops.values()), rel=0.02)  # all go through the same chunks
-    clock = loops.popitem()[1] * known["chunks"] / known["traced_s"]
+    clock = loops.popitem()[1] * known["recorded"] / known["traced_s"]
     assert 0.8e9 < clock < 2.1e9  # Hz
     assert known["traced_s"] / known["untraced_s"] < 1.25  # beyond that it is another kernel that is seen
     assert roles.steps(trace, 16, 20)["cycles"].sum() == pytest.approx(roles.pace(trace, 16, 20)[1], rel=0.02)

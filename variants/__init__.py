@@ -105,23 +105,23 @@ def plan(B: int, tokens: int, Hv: int, device: torch.device) -> Plan:
     in µs, where all heads decay and where a quarter never does; columns x segments, e with exact starts, and `rs`:
 
         T, heads    all decay / a quarter never does
-         2048,  8   64x8 16.3/35.3    128x16 17.9/51.0    rs 46.4/46.2
-         2048, 16   64x4 22.6/38.5    128x8 23.4/53.6     rs 46.7/46.8
-         2048, 32   64x2 33.7/44.3    128x4 33.4/59.0     rs 48.5/48.4
-         2048, 64   rs 51.8/52.1      128x2 50.6/67.9
-         2048, 96   128x1 82.7/82.8   rs 98.1/98.6
-         8192,  4   64x16 22.5/119    128x33 24.0/176     rs 171/171
-         8192,  8   64x8e 39.6/112    64x8 34.0/126       128x16 32.1/182     rs 172/172
-         8192, 16   64x4 60.7/139     64x4e 64.2/142      128x8e 57.5/156     rs 173/173
-         8192, 32   64x2 107/165      128x4e 93.7/210     128x4 92.2/215      rs 176/178
-         8192, 64   rs 187/189        128x2 166/247       128x2e 168/317
-        32768,  4   64x16e 70.2/176   128x33e 66.7/253    rs 673/672
-        32768,  8   128x16e 97.9/243  64x8e 111/256       rs 672/670
-        32768, 16   128x8e 174/380    64x4e 209/453       rs 674/673
+         2048,  8   64x8 15.6/32.5    128x16 17.0/35.2    rs 46.1/46.2
+         2048, 16   64x4 21.5/35.7    128x8 23.4/38.4     rs 46.8/46.6
+         2048, 32   64x2 32.2/41.8    128x4 34.8/44.6     rs 48.0/48.2
+         2048, 64   rs 51.6/51.5      128x2 51.8/59.2     64x1 54.0/54.2
+         8192,  4   64x16 21.5/106    128x33 24.6/116     rs 172/171
+         8192,  8   64x8e 36.4/105    64x8 31.9/113       128x16 34.9/121     rs 171/171
+         8192, 16   64x4 55.2/126     64x4e 58.3/126      128x8 53.3/135      128x8e 55.3/156     rs 172/172
+         8192, 24   128x5 75.7/156    128x5e 75.6/183     64x2 95.8/144       rs 173/173
+         8192, 32   128x4 92.6/164    128x4e 92.9/205     64x2 102/153        rs 175/176
+         8192, 64   128x2 172/216     64x1 201/202        rs 191/190
+        32768,  4   64x16e 63.8/167   128x33e 65.1/253    rs 668/670
+        32768,  8   128x16e 95.8/246  64x8e 102/241       rs 669/671
+        32768, 16   128x8e 167/378    128x8 170/514       64x4e 193/408       rs 671/671
     """
     heads, chunks, sms = B * Hv, -(-tokens // CHUNK), sm_count(device)
-    if (segments := sms // heads) >= 4 and chunks >= (32 if segments >= 8 else 64) * segments:
-        return Plan("split", 128, segments, exact=True)
+    if (segments := sms // heads) > 1 and chunks >= 24 * segments:
+        return Plan("split", 128, segments, exact=segments >= 8)
     if (segments := min(sms // (2 * heads), chunks - 3)) > 1:
         return Plan("split", 64, segments, exact=segments >= 8 and chunks >= 16 * segments)
     return Plan("rs", 64, 1, exact=False) if 2 * heads <= sms else Plan("split", 128, 1, exact=False)
