@@ -1,6 +1,10 @@
 """Every kernel cross-compiles for Hopper, spills nothing and uses the tensor cores."""
 
+import re
+import subprocess
+import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 
@@ -82,3 +86,59 @@ def test_a_missing_tool_is_named_with_the_places_and_the_remedy(monkeypatch):
     monkeypatch.setattr(build.shutil, "which", lambda *_, **__: None)
     with pytest.raises(build.ToolMissing, match=r"^nvdisasm is needed.*PATH.*make env"):
         build.find_tool.__wrapped__("nvdisasm")
+
+
+def passed_by_an_arrival(sass: str) -> list[str]:
+    """Transposed shared loads (LDSM) that an mbarrier arrival overtakes: their data has not been waited for.
+
+    `sass` is nvdisasm's with -hex. Bits 41 and up of an instruction's second word control it: 4 of stall, yield, 3 name
+    the scoreboard that its result sets (7: none), 3 the one for its operands, 6 are a mask of those to wait for.
+    """
+    passed, outstanding, instruction = [], {}, ""
+    for line in sass.splitlines():
+        if line.startswith("."):
+            outstanding = {}  # another way may lead here
+        elif found := re.match(r"\s*/\*[0-9a-f]+\*/\s+(.*?);", line):
+            instruction = found[1]
+        elif instruction and (found := re.search(r"/\* 0x([0-9a-f]{16}) \*/", line)):
+            control = int(found[1], 16) >> 41
+            result, waited = control >> 5 & 7, control >> 11 & 63
+            outstanding = {board: load for board, load in outstanding.items() if not waited >> board & 1}
+            if "SYNCS.ARRIVE.TRANS64.A1T0" in instruction:
+                passed += outstanding.values()
+            if "LDSM" in instruction:
+                outstanding[result] = instruction
+            instruction = ""
+    return passed
+
+
+def listing(*instructions):
+    """nvdisasm -hex of instructions, each with its scoreboard and its mask of those to wait for."""
+    lines = []
+    for text, result, waited in instructions:
+        control = result << 5 | 7 << 8 | waited << 11
+        lines += [
+            f"        /*0010*/      {text} ;      /* 0x0000000000000000 */",
+            f"      /* 0x{control << 41:016x} */",
+        ]
+    return "\n".join(lines)
+
+
+def test_a_load_is_passed_unless_its_scoreboard_was_waited_for():
+    load, arrive = ("LDSM.16.MT88.4 R8, [R0]", 2, 0), ("SYNCS.ARRIVE.TRANS64.A1T0 RZ, [UR5], RZ", 7, 0)
+    assert passed_by_an_arrival(listing(load, arrive)) == ["LDSM.16.MT88.4 R8, [R0] "]
+    assert passed_by_an_arrival(listing(load, ("FMUL R9, R8, R8", 7, 0b001000), arrive)) == ["LDSM.16.MT88.4 R8, [R0] "]
+    assert passed_by_an_arrival(listing(load, ("FMUL R9, R8, R8", 7, 0b000100), arrive)) == []
+
+
+def test_no_arrival_of_split_passes_a_load_of_v():
+    """With two places of V, the arrival that follows lets the next V be loaded over it."""
+    split = variants.load("split")
+    (source,) = [s for s in build.kernels_of(split.gdn_prefill_forward, problem.SUITES["lab"]) if s.dv_tile == 128]
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "split.cubin")
+        path.write_bytes(build.cubin(source).content)
+        command = [build.find_tool("nvdisasm"), "-c", "-hex", str(path)]
+        sass = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    assert sass.count("LDSM") >= 12
+    assert passed_by_an_arrival(sass) == []

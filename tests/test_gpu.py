@@ -173,6 +173,18 @@ def test_every_plan_repeats_its_bits_and_a_sequence_alone_has_those_of_the_batch
     assert torch.equal(alone_state, state[1:])
 
 
+@pytest.mark.parametrize("segments", [2, 3])
+def test_a_full_gpu_repeats_its_bits(segments, monkeypatch):
+    """A CTA on every SM, launches without a pause, and segments that wait for a second turn."""
+    rung = variants.load("split")
+    monkeypatch.setattr(rung, "plan", lambda *shape: Plan("split", 128, segments, False))
+    core = preprocess.core_inputs(problem.make_inputs(problem.Case("full", 1, 4161, 16, 64, initial_state=True)))
+    output, _ = rung.gdn_prefill_forward(*core)
+    for _ in range(20):
+        for again, _ in [rung.gdn_prefill_forward(*core) for _ in range(20)]:
+            assert torch.equal(again, output)
+
+
 @pytest.mark.parametrize("group", [1, 3, 4, 8])
 @pytest.mark.parametrize("T", [1, 64, 129, 1025, 4097])
 def test_the_public_function_matches_the_recurrence(T, group):

@@ -387,8 +387,6 @@ def build(dv_tile):
                 read_V(V_shared, warm % 2 if wide else 1, V_frag)
                 if not wide:
                     read_factors(V_frag, beta_shared, beta_gamma_shared, 1, weighted_V_frag, beta_gamma_frag)
-                T.barrier_arrive(empty[0])
-                if wide and width == HALF:
                     T.barrier_arrive(empty[0])
                 T.wait_wgmma(0)
                 stage = T.alloc_var("int32", init=1)
@@ -423,6 +421,14 @@ def build(dv_tile):
                             clear_accum=True,
                             policy=FULL_ROW,
                         )
+                        if wide:
+                            # The chunk before has left K and A, and V is in registers: the product above needed it. A
+                            # load that is still on its way may be passed by an arrival, and find the next chunk's V.
+                            mark("arrive empty", -1)
+                            previous = T.if_then_else(stage == 0, STAGES - 1, stage - 1)
+                            T.barrier_arrive(empty[previous])
+                            if width == HALF:
+                                T.barrier_arrive(empty[previous])
                         mark("compute γ_ℓ S")
                         ahead = stage
                         if c + 1 < chunks:
@@ -493,9 +499,7 @@ def build(dv_tile):
                             read_factors(
                                 V_frag, beta_shared, beta_gamma_shared, ahead, weighted_V_frag, beta_gamma_frag
                             )
-                        mark("arrive empty")
-                        T.barrier_arrive(empty[stage])
-                        if wide and width == HALF:
+                            mark("arrive empty")
                             T.barrier_arrive(empty[stage])
                         stage = ahead
                         mark("drain U", 1)
