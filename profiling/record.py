@@ -30,9 +30,8 @@ from profiling.ranges import range_name
 # Counters are recorded for a case that fills the GPU, one whose chunk loop is a chain, and the smallest one.
 NCU_CASES = "wide_gva_state,chain_equal,short_tail_state"
 COLD_CASE = "wide_gva_state"
-# A timeline of the rung whose work is one after the other, of the one whose roles overlap, and of the one whose state
-# stays in registers.
-TRACED, TRACE_CASES = ("multibuf", "ws", "rs"), "wide_gva_state,chain_equal"
+# A timeline of the rung whose work is one after the other, and of the one whose roles overlap.
+TRACED, TRACE_CASES = ("multibuf", "ws"), "wide_gva_state,chain_equal"
 
 
 @command

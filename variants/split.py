@@ -11,19 +11,16 @@ warm-up a difference in the state shrinks at least by exp(Σ g_t). Starting from
 most exp(Σ g_t) ‖S‖, and the warm-up is as long as it takes for Σ g_t <= -12: 6e-6 ‖S‖, less than a rounding to BF16 by
 a factor of 600. A warm-up that reaches the beginning starts from the true initial state, and is exact.
 
-A head that hardly decays has to be warmed up from the beginning, which is right and hardly faster than unsplit. What
-that means for a kernel that learns of it from the gates:
-
-- With 64 columns a CTA, and nothing else to do, that is what happens.
-- With 128, two segments of such a head become one, and their two CTAs take 64 columns each of it: a chunk takes them
-  two thirds of the time. The second state warpgroup leaves, and the first arrives at barriers for both.
-- Where many segments are long, such a head gets exact starts. Over a segment the transposed state goes from S^T to
-  S^T M + N. A first launch computes M and N of such heads, by the same recurrence as a warm-up, from the identity
-  without V and from zero, and does all of the other heads. `split_fold` applies M and N one after the other from the
-  initial state (`kernels.reference.affine_scan` composes chunks so, and says whose idea it is), and a second launch
-  runs the segments from its results. M, N and the starts wait in the part of `output` that their segment overwrites, as
-  sums of two BF16 numbers (16 bits of mantissa). Where all heads decay, the two later launches end at once, beside the
-  first one.
+A head that hardly decays has to be warmed up from the beginning, which is right and hardly faster than unsplit. With
+64 columns a CTA that is what happens. With 128, two segments of such a head become one, and their two CTAs take 64
+columns each of it: a chunk takes them two thirds of the time. The second state warpgroup leaves, and the first arrives
+at barriers for both. Where many segments are long, such a head gets exact starts instead: over a segment the
+transposed state goes from S^T to S^T M + N. A first launch computes M and N of such heads, by the same recurrence as a
+warm-up, from the identity without V and from zero, and does all of the other heads. `split_fold` applies M and N one
+after the other from the initial state (`kernels.reference.affine_scan` composes chunks so, and says whose idea it is),
+and a second launch runs the segments from its results. M, N and the starts wait in the part of `output` that their
+segment overwrites, as sums of two BF16 numbers (16 bits of mantissa). Where all heads decay, the two later launches
+end at once, beside the first one.
 
 Hypothesis: with few heads time falls by the number of segments, less the warm-up (four chunks at the suites' gates,
 each about two thirds of one with output), until every SM has a CTA. With 128 columns a chunk takes less than twice as
