@@ -101,8 +101,9 @@ def plan(B: int, tokens: int, Hv: int, device: torch.device) -> Plan:
     """The plan for a shape, by its heads in all, its chunks and the SMs of the device.
 
     A CTA an SM is the aim: of 128 columns where that leaves long segments, else of 64. Whether heads decay is not known
-    here, so a plan must do for both. From a sweep on an H200 (132 SMs) by a script, no recorded run: core, graph clock,
-    in µs, where all heads decay and where a quarter never does; columns x segments, e with exact starts, and `rs`:
+    here, so a plan must do for both. From a sweep on an H200 (132 SMs) by a script, no recorded run, of `split` before
+    it released V later at 128 columns: core, graph clock, in µs, where all heads decay and where a quarter never does;
+    columns x segments, e with exact starts, and `rs`:
 
         T, heads    all decay / a quarter never does
          2048,  8   64x8 15.6/32.5    128x16 17.0/35.2    rs 46.1/46.2

@@ -61,6 +61,9 @@ REGISTERS = {64: (232, 152, 40), 128: (168, 144, 32)}
 LIMIT = 32  # chunks of warm-up that a segment tries, where its start can be had exactly; lanes of a warp
 ONLY, FIRST, SECOND = range(3)  # launch of `split`: alone, or before and after `fold`
 KINDS = MAIN, M, N = range(3)  # what a CTA computes
+# What the roles have to know of their CTA: its first own chunk, the chunks before it and from it on, what it computes,
+# its sequence and key head, which half of the columns comes first, how many there are, and whether no segment follows.
+PLACE = OWN, WARM, CHUNKS, KIND, BATCH, KEY_HEAD, FIRST_HALF, WIDTH, IS_LAST = range(9)
 # First token in a segment's output, while that is scratch, of M, N and the start: 128 rows of high, 128 of low parts.
 M_ROW, N_ROW, START_ROW = 0, 256, 512
 # By dv tile: chunks that the first segment is longer by, since it has no warm-up, which takes others about as long.
@@ -229,7 +232,7 @@ def build(dv_tile):
             scaled_gamma_shared = T.alloc_shared((STAGES, CHUNK), fp32, scope="shared")
             decay_shared = T.alloc_shared((STAGES, CHUNK), fp32, scope="shared")  # γ_ℓ/γ
             gamma_last_shared = T.alloc_shared((STAGES,), fp32, scope="shared")
-            place_shared = T.alloc_shared((9,), "int32", scope="shared")  # what the roles have to know, see below
+            place_shared = T.alloc_shared((len(PLACE),), "int32", scope="shared")
 
             S0_frag = T.alloc_fragment((dv_tile, HALF), fp32)
             S1_frag = T.alloc_fragment((dv_tile, HALF), fp32)
@@ -272,8 +275,8 @@ def build(dv_tile):
             total = T.alloc_var("int32", init=T.ceildiv(Tn, CHUNK))
             start = T.alloc_var("int32", init=0)
             lasting = T.alloc_var("int32", init=0)  # whether the head hardly decays
-            width = T.alloc_var("int32", init=dv_tile)  # columns of this CTA, and segments of its head
-            parts = T.alloc_var("int32", init=segments)
+            width = T.alloc_var("int32", init=dv_tile)  # columns of this CTA
+            parts = T.alloc_var("int32", init=segments)  # segments of this head
             if turn != SECOND:
                 T.pdl_sync()
             if turn != ONLY:
@@ -327,29 +330,29 @@ def build(dv_tile):
             # Chunks are counted from `own`: those below 0 are warm-up. Every role reads this from shared memory, so
             # that no register of one has to live through another.
             if tx == 0:
-                place_shared[0] = own
-                place_shared[1] = own - start
-                place_shared[2] = end - own
-                place_shared[3] = kind
-                place_shared[4] = b
-                place_shared[5] = hk
-                place_shared[6] = half
-                place_shared[7] = width
-                place_shared[8] = segment == parts - 1
+                place_shared[OWN] = own
+                place_shared[WARM] = own - start
+                place_shared[CHUNKS] = end - own
+                place_shared[KIND] = kind
+                place_shared[BATCH] = b
+                place_shared[KEY_HEAD] = hk
+                place_shared[FIRST_HALF] = half
+                place_shared[WIDTH] = width
+                place_shared[IS_LAST] = segment == parts - 1
             T.sync_threads()
 
             if tx < state_threads:  # state
                 T.set_max_nreg(state_registers, 1)
-                width = place_shared[7] if wide else HALF
+                width = place_shared[WIDTH] if wide else HALF
                 if wide:  # the second warpgroup has 64 columns, or nothing
                     T.call_extern("handle", "exit_unless", width == HEAD_DIM or tx < 128)
-                half = place_shared[6]
+                half = place_shared[FIRST_HALF]
                 T.assume(half >= 0 and half < 2)
-                own = T.alloc_var("int32", init=place_shared[0])
-                warm = T.alloc_var("int32", init=place_shared[1])
-                chunks = T.alloc_var("int32", init=place_shared[2])
-                kind = T.alloc_var("int32", init=place_shared[3])
-                b = T.alloc_var("int32", init=place_shared[4])
+                own = T.alloc_var("int32", init=place_shared[OWN])
+                warm = T.alloc_var("int32", init=place_shared[WARM])
+                chunks = T.alloc_var("int32", init=place_shared[CHUNKS])
+                kind = T.alloc_var("int32", init=place_shared[KIND])
+                b = T.alloc_var("int32", init=place_shared[BATCH])
                 T.assume(b >= 0 and b < B)
                 T.clear(S0_frag)
                 T.clear(S1_frag)
@@ -501,13 +504,15 @@ def build(dv_tile):
                         stage = ahead
                         mark("drain U", 1)
                         T.wait_wgmma(0)
-                half = place_shared[6]
+                half = place_shared[FIRST_HALF]
                 T.assume(half >= 0 and half < 2)
-                kind = place_shared[3]
-                b = place_shared[4]
+                kind = place_shared[KIND]
+                b = place_shared[BATCH]
                 T.assume(b >= 0 and b < B)
                 if kind != MAIN:
-                    row = place_shared[0] * CHUNK - place_shared[1] * CHUNK + T.if_then_else(kind == M, M_ROW, N_ROW)
+                    row = (
+                        place_shared[OWN] * CHUNK - place_shared[WARM] * CHUNK + T.if_then_else(kind == M, M_ROW, N_ROW)
+                    )
                     T.assume(row >= 0 and row + 2 * HEAD_DIM <= Tn)
                     for i, j in T.Parallel(dv_tile, HALF):
                         output[b, row + column(half, i), h, j] = S0_operand[i, j]
@@ -515,17 +520,17 @@ def build(dv_tile):
                     for i, j in T.Parallel(dv_tile, HALF):
                         output[b, row + column(half, i), h, HALF + j] = S1_operand[i, j]
                         output[b, row + HEAD_DIM + column(half, i), h, HALF + j] = S1_frag[i, j] - S1_operand[i, j]
-                elif place_shared[8] != 0:
+                elif place_shared[IS_LAST] != 0:
                     for i, j in T.Parallel(dv_tile, HALF):
                         final_state[b, h, j, column(half, i)] = S0_frag[i, j]
                     for i, j in T.Parallel(dv_tile, HALF):
                         final_state[b, h, HALF + j, column(half, i)] = S1_frag[i, j]
             elif tx < state_threads + 128:  # output
                 T.set_max_nreg(output_registers, 1 if output_registers > launched else 0)
-                warm = T.alloc_var("int32", init=place_shared[1])
-                chunks = T.alloc_var("int32", init=place_shared[2])
-                kind = T.alloc_var("int32", init=place_shared[3])
-                width = place_shared[7] if wide else HALF
+                warm = T.alloc_var("int32", init=place_shared[WARM])
+                chunks = T.alloc_var("int32", init=place_shared[CHUNKS])
+                kind = T.alloc_var("int32", init=place_shared[KIND])
+                width = place_shared[WIDTH] if wide else HALF
                 stage = T.alloc_var("int32", init=1)
                 phase = T.alloc_var("int32", init=0)
                 T.barrier_arrive(empty[0])
@@ -630,13 +635,13 @@ def build(dv_tile):
                             stage = ahead
             else:
                 T.set_max_nreg(copy_registers, 0)
-                own = T.alloc_var("int32", init=place_shared[0])
-                warm = T.alloc_var("int32", init=place_shared[1])
-                chunks = T.alloc_var("int32", init=place_shared[2])
-                b = T.alloc_var("int32", init=place_shared[4])
-                hk = T.alloc_var("int32", init=place_shared[5])
-                dv = T.alloc_var("int32", init=place_shared[6] * HALF)
-                width = place_shared[7] if wide else HALF
+                own = T.alloc_var("int32", init=place_shared[OWN])
+                warm = T.alloc_var("int32", init=place_shared[WARM])
+                chunks = T.alloc_var("int32", init=place_shared[CHUNKS])
+                b = T.alloc_var("int32", init=place_shared[BATCH])
+                hk = T.alloc_var("int32", init=place_shared[KEY_HEAD])
+                dv = T.alloc_var("int32", init=place_shared[FIRST_HALF] * HALF)
+                width = place_shared[WIDTH] if wide else HALF
                 T.assume(b >= 0 and b < B)
                 if tx < state_threads + 160:  # copy K, Q, V and A
                     stage = T.alloc_var("int32", init=1)
@@ -686,7 +691,7 @@ def build(dv_tile):
                         for half in T.unroll(2):
                             g_shared[slot, half * 32 + lane] = gate[half]
                             beta_shared[slot, half * 32 + lane] = T.if_then_else(
-                                place_shared[3] == M, 0.0, weight[half]
+                                place_shared[KIND] == M, 0.0, weight[half]
                             )  # M has no V
                             beta_gamma_shared[slot, half * 32 + lane] = weight[half] * T.exp2(gate[half])
                             scaled_gamma_shared[slot, half * 32 + lane] = SCALE * T.exp2(gate[half])
