@@ -30,8 +30,9 @@ from profiling.ranges import range_name
 # Counters are recorded for a case that fills the GPU, one whose chunk loop is a chain, and the smallest one.
 NCU_CASES = "wide_gva_state,chain_equal,short_tail_state"
 COLD_CASE = "wide_gva_state"
-# A timeline of the rung whose work is one after the other, and of the one whose roles overlap.
-TRACED, TRACE_CASES = ("multibuf", "ws"), "wide_gva_state,chain_equal"
+# A timeline of the rung whose work is one after the other, of the first whose roles overlap, and of the one whose state
+# stays in registers. `split` works as that one does, in segments too short for the window that tables show.
+TRACED, TRACE_CASES = ("multibuf", "ws", "rs"), "wide_gva_state,chain_equal"
 
 
 @command
