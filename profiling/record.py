@@ -27,8 +27,9 @@ from kernels.errors import command
 from profiling import bench, coldstart, ncu, ncu_export, nsys, nsys_export, run, schema, trace
 from profiling.ranges import range_name
 
-# Counters are recorded for a case that fills the GPU, one whose chunk loop is a chain, and the smallest one.
-NCU_CASES = "wide_gva_state,chain_equal,short_tail_state"
+# Counters are recorded for a case whose chunk loop is a chain, the smallest one, and one that fills the GPU; in the
+# order of their files, in which their rows are read again.
+NCU_CASES = "chain_equal,short_tail_state,wide_gva_state"
 COLD_CASE = "wide_gva_state"
 # A timeline of the rung whose work is one after the other, of the first whose roles overlap, and of the one whose state
 # stays in registers. `split` works as that one does, in segments too short for the window that tables show.

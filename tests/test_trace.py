@@ -408,7 +408,7 @@ def test_the_command_says_which_traces_there_are(folder, monkeypatch):
 @pytest.fixture
 def recorded(tmp_path, monkeypatch, folder):
     """A recorded run of another commit without traces, and a machine whose trace is the synthetic one."""
-    own = synthetic.write_run(tmp_path / "own", {"multibuf": {CASE: 1e-3}, "ws": {CASE: 1e-3}})
+    own = synthetic.write_run(tmp_path / "own", {name: {CASE: 1e-3} for name in record.TRACED})
 
     def fake(name, case, where, info, now):
         path = spans.stored(where, name, case.name)
@@ -428,7 +428,7 @@ def test_traces_are_added_to_a_run_with_their_own_commit(recorded, monkeypatch):
     info = run.read_info(recorded)
     assert info["commit"] == "0123456789"
     assert {each["commit"] for each in info["trace"]} == {"fedcba9876"}
-    assert len(roles.read(recorded, info)) == 4
+    assert len(roles.read(recorded, info)) == len(record.TRACED) * 2
     with pytest.raises(SystemExit, match=r"trace: is recorded already; remove that folder"):
         call(record.main, monkeypatch, "--part", "trace", "--out", str(recorded))
     load.load(recorded)
