@@ -1,9 +1,11 @@
-"""Cold start: how long the first call takes where nothing is compiled yet, and how many kernels that compiles.
+"""Cold start: how long the first call takes where nothing is compiled yet, and how many kernels that compiles; and how
+long it takes where another process has compiled them, into a cache.
 
     python -m profiling.coldstart [--case wide_gva_state] [--out FOLDER]
 
-The last rung and every public library run the full forward, each in a process of its own with empty caches. All
-start at once, so they share the machine's cores. Importing is not counted.
+The last rung and every public library run the full forward, each in a process of its own with empty caches, then in
+another one with what the first left there. All start at once, so they share the machine's cores. Importing is not
+counted.
 """
 
 from __future__ import annotations
@@ -39,52 +41,72 @@ class ColdStartFailed(UserError):
 
 
 def measure(case: problem.Case, folder: Path, info: dict) -> list[dict]:
-    """Rows of `cold_start` and `kernels_compiled`, added to `folder`.
+    """Rows of schema.COLD_METRICS, added to `folder`.
 
     Raises:
         ColdStartFailed: the rung's first call ended with an error; that of a library is left out with a note.
     """
     ours = variants.LADDER[-1]
     found, _ = peers.find()
-    names = [ours, *(name for name in found if name not in _NOT_COMPARED)]
+    names = (ours, *(name for name in found if name not in _NOT_COMPARED))
     info["protocol"]["cold start"] = (
         f"first call of the full forward less a second one, {len(names)} processes at once on {os.cpu_count()} cores, "
-        "each with empty caches; imports not counted"
+        "each with empty caches, then each with those that it has filled; imports not counted"
     )
     with tempfile.TemporaryDirectory() as scratch:
-        started = {}
         for name in names:
-            caches = {variable: Path(scratch, name, variable) for variable in _CACHES}
-            for path in caches.values():
-                path.mkdir(parents=True)
-            words = [sys.executable, "-m", "profiling.coldstart", "--case", case.name, "--first-call", name]
-            started[name] = subprocess.Popen(
-                words,
-                cwd=run.ROOT,
-                env=os.environ | {variable: str(path) for variable, path in caches.items()} | _SWITCHES,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                errors="replace",
-            )
-        printed = {name: process.communicate()[0] for name, process in started.items()}
-        rows = []
-        for name, process in started.items():
-            if process.returncode:
-                said = " | ".join(printed[name].strip().splitlines()[-3:])
-                if name == ours:
-                    raise ColdStartFailed(f"the first call of {name} was expected to succeed, and said {said}")
-                print(f"  {name} is left out: {said}")
-                continue
-            seconds = json.loads(printed[name].strip().splitlines()[-1])["seconds"]
-            kernels = sum(len(list(Path(scratch, name, each).glob(kernel))) for each, kernel in _CACHES.items())
-            where = (info["run"], info["gpu"]["name"], "bench", name, case.name, "full")
-            for metric, value in (("cold_start", seconds), ("kernels_compiled", kernels)):
-                rows.append(schema.row(*where, metric, schema.COLD_METRICS[metric], value))
-            print(f"  {name:<16}{seconds:>8.1f} s{kernels:>6} kernels")
+            for path in _caches(scratch, name).values():
+                Path(path).mkdir(parents=True)
+        cold = _first_calls(names, case, scratch)
+        compiled = {
+            name: sum(len(list(Path(_caches(scratch, name)[each]).glob(kernel))) for each, kernel in _CACHES.items())
+            for name in cold
+        }
+        cached = _first_calls(tuple(cold), case, scratch)
+    rows = []
+    for name in cached:
+        where = (info["run"], info["gpu"]["name"], "bench", name, case.name, "full")
+        values = dict(zip(schema.COLD_METRICS, (cold[name], cached[name], compiled[name]), strict=True))
+        rows += [schema.row(*where, metric, schema.COLD_METRICS[metric], value) for metric, value in values.items()]
+        print(f"  {name:<16}{cold[name]:>8.1f} s{cached[name]:>8.1f} s cached{compiled[name]:>6} kernels")
     run.add_rows(folder, rows)
     run.write_info(folder, info)
     return rows
+
+
+def _caches(scratch: str, name: str) -> dict[str, str]:
+    return {variable: str(Path(scratch, name, variable)) for variable in _CACHES}
+
+
+def _first_calls(names: tuple[str, ...], case: problem.Case, scratch: str) -> dict[str, float]:
+    """Seconds of everybody's first call, all at once, with the caches that are there; without those that failed.
+
+    Raises:
+        ColdStartFailed: the last rung did.
+    """
+    started = {
+        name: subprocess.Popen(
+            [sys.executable, "-m", "profiling.coldstart", "--case", case.name, "--first-call", name],
+            cwd=run.ROOT,
+            env=os.environ | _caches(scratch, name) | _SWITCHES,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+        )
+        for name in names
+    }
+    printed = {name: process.communicate()[0].strip().splitlines() for name, process in started.items()}
+    seconds = {}
+    for name, process in started.items():
+        if process.returncode == 0:
+            seconds[name] = json.loads(printed[name][-1])["seconds"]
+            continue
+        said = " | ".join(printed[name][-3:])
+        if name == variants.LADDER[-1]:
+            raise ColdStartFailed(f"the first call of {name} was expected to succeed, and said {said}")
+        print(f"  {name} is left out: {said}")
+    return seconds
 
 
 def _first_call(name: str, case: problem.Case) -> float:

@@ -30,6 +30,7 @@ def compiler(tmp_path, monkeypatch):
 
 def test_seconds_and_kernels_of_the_last_rung_and_each_library_become_rows(compiler, tmp_path):
     compiler(
+        "test -e $TRITON_CACHE_DIR/x && { echo '{\"seconds\": 0.5}'; exit; }\n"  # it has been here before
         'test -z "$(ls -A $TRITON_CACHE_DIR $TILELANG_CACHE_DIR $CUTE_DSL_DUMP_DIR | grep -v :)" || exit 3\n'
         "mkdir -p $TRITON_CACHE_DIR/x $TILELANG_CACHE_DIR/v/p/kernels/k\n"
         "test $name = fla && touch $TRITON_CACHE_DIR/x/a.cubin $TRITON_CACHE_DIR/x/b.cubin $TRITON_CACHE_DIR/x/b.ptx\n"
@@ -40,11 +41,13 @@ def test_seconds_and_kernels_of_the_last_rung_and_each_library_become_rows(compi
     found = {(row["variant"], row["metric"]): row["value"] for row in rows}
     assert found == {
         (OURS, "cold_start"): 2.5,
+        (OURS, "cached_start"): 0.5,
         (OURS, "kernels_compiled"): 1,
         ("fla", "cold_start"): 2.5,
+        ("fla", "cached_start"): 0.5,
         ("fla", "kernels_compiled"): 3,
     }
-    assert len(schema.read(tmp_path / "measurements.csv")) == 4
+    assert len(schema.read(tmp_path / "measurements.csv")) == 6
 
 
 def test_a_library_that_fails_is_left_out_and_the_rung_is_not(compiler, tmp_path, capsys):
