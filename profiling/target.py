@@ -33,7 +33,7 @@ def main() -> None:
     for case in problem.select(options.case):
         inputs = problem.make_inputs(case)
         for name in variants.select(options.variant):
-            forward = variants.core_forward(name)
+            forward = variants.load(name).gdn_prefill_forward
             for _ in range(WARMUPS):
                 _forward(forward, core_inputs(inputs), name, case)
             torch.cuda.synchronize()
