@@ -3,9 +3,10 @@
     python -m profiling.record [--part bench|cold|ncu|nsys|trace|rows] [--replace] [--out FOLDER]
 
 --out records into a folder of one's own instead. `bench` starts a run: every rung on `lab`, the last one on `qwen`, the
-public libraries on both. `cold` (the cold start), `ncu` and `nsys` add to it; each ends within ten minutes on an H200,
-and without --part all run in turn. A recorded run is replaced only with --replace. `rows` reads the recorded exports
-anew, once more is read from them; it needs no GPU.
+public libraries on both. `cold` (the cold start), `ncu` and `nsys` add to it; without --part all run in turn. Each ends
+within ten minutes on an H200, but for `bench` on a machine where the libraries have not compiled their kernels yet. A
+recorded run is replaced only with --replace. `rows` reads the recorded exports anew, once more is read from them; it
+needs no GPU.
 
 `trace` may be added at another commit than the run's: a trace is read by itself, and carries its commit and the time
 of the untraced kernel beside it, which shows whether that is still the one that was benchmarked.
@@ -32,7 +33,7 @@ from profiling.ranges import range_name
 NCU_CASES = "chain_equal,short_tail_state,wide_gva_state"
 COLD_CASE = "wide_gva_state"
 # A timeline of the rung whose work is one after the other, of the first whose roles overlap, and of the one whose state
-# stays in registers. `split` works as that one does, in segments too short for the window that tables show.
+# stays in registers. `split` works as that one does, in segments that end before the tables' window on chain_equal.
 TRACED, TRACE_CASES = ("multibuf", "ws", "rs"), "wide_gva_state,chain_equal"
 
 
