@@ -61,7 +61,7 @@ compile: $(everything) ## compile VARIANT for CASE into TileLang's cache; print 
 bench: $(everything) ## check and time VARIANT=all on CASE=lab with both clocks
 	$(py) -m profiling.bench --variant $(VARIANT) $(with_case) $(with_out)
 
-peers: $(comparing) ## the last rung beside FlashQLA, FLA and FlashInfer, core and full, on SUITE=lab (or qwen)
+peers: $(comparing) ## the last rung beside FlashQLA, FLA and FlashInfer, by phase, on SUITE=lab (or qwen, varlen)
 	$(py) -m profiling.bench --peers --variant $(chosen) --case $(SUITE) $(with_out)
 
 ncu: $(everything) ## Nsight Compute on VARIANT=all, CASE=wide_gva_state: report, CSV, a table

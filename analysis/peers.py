@@ -1,7 +1,8 @@
-"""The last rung beside the public libraries: how fast, how exact and how soon each of them is.
+"""The last rung beside the public libraries: how fast, how exact, how frugal and how soon each of them is.
 
 Core is compared with core and full with full, never one with the other. The best library is the fastest one on a case;
-the token loop is no library and stands beside them for scale.
+the token loop is no library and stands beside them for scale. What a full forward does before its core is shown by
+phases, of those that can be taken apart.
 """
 
 from __future__ import annotations
@@ -26,6 +27,7 @@ from kernels.problem import CASES, SUITES
 from profiling import schema
 
 NO_LIBRARY = "token_loop"
+PARTS = ("cumsum", "A", "core", "full")  # the phases of those that can be taken apart, as they run
 
 
 def ours(run: Run) -> str:
@@ -83,6 +85,35 @@ def against(run: Run, phase: str) -> pd.DataFrame:
     return tables.in_order(run, frame, ["case"])
 
 
+def parts(run: Run) -> pd.DataFrame:
+    """One row per case, implementation and phase of PARTS, of those whose phases were timed; empty in earlier runs.
+
+    Columns: time_s, median of the graph clock, and its spread.
+    """
+    timed = set(run.rows("bench", "A")["variant"])
+    names = [name for name in (ours(run), *run.peers) if name in timed]
+    rows = [
+        (case, name, phase, metrics["latency_graph"].median(), tables.spread(metrics["latency_graph"]))
+        for phase in PARTS
+        for case, by_name in tables.samples(run, phase, names).items()
+        for name, metrics in by_name.items()
+    ]
+    columns = ["case", "variant", "phase"]
+    return tables.in_order(run, pd.DataFrame(rows, columns=[*columns, "time_s", "spread"]), columns)
+
+
+def memory(run: Run) -> pd.DataFrame:
+    """One row per case and implementation whose full forward's memory was measured; empty in earlier runs.
+
+    Columns: peak_bytes, at the peak beyond inputs and outputs; intermediates_bytes, those of A and g_cumsum.
+    """
+    bench = run.rows("bench", "full")
+    frame = bench.loc[bench["metric"] == "peak_memory", ["case", "variant", "value"]]
+    frame = frame.rename(columns={"value": "peak_bytes"})
+    frame["intermediates_bytes"] = [work.intermediates(CASES[case]) for case in frame["case"]]
+    return tables.in_order(run, frame, ["case", "variant"])
+
+
 def cold_starts(run: Run) -> pd.DataFrame:
     """One row per implementation and case: cold_start and cached_start in seconds, and kernels_compiled; empty if not
     measured, and of an older run without cached_start."""
@@ -97,9 +128,10 @@ def headline(run: Run, phase: str) -> str:
     frame, rung = against(run, phase), ours(run)
     ahead = int((frame["ratio"] > 1 + frame["spread"]).sum())
     means = [f"{times(tables.mean(part['ratio']))} as fast over {suite}" for suite, part in _by_suite(frame)]
+    listed = " and ".join(", ".join(means).rsplit(", ", 1))
     return (
         f"{phase.capitalize()}: {rung} is ahead of the best library on {ahead} of {count(len(frame), 'case')}, "
-        f"and {' and '.join(means)} (geometric mean)."
+        f"and {listed} (geometric mean)."
     )
 
 
@@ -155,6 +187,53 @@ def _everybody(run: Run, phase: str) -> Table:
     )
 
 
+def parts_table(run: Run) -> Table | None:
+    """The phases of a full forward, geometric means over the cases of a suite; None where they were not timed."""
+    frame, rows = parts(run), []
+    entries = len(frame.drop_duplicates(["variant", "phase"]))
+    for suite, part in _by_suite(frame):
+        ran = part.groupby("case").size()
+        shared = part[part["case"].isin(ran.index[ran == entries])]
+        if shared.empty:
+            continue
+        title = f"{suite}, {count(shared['case'].nunique(), 'case')}"
+        means = shared.groupby(["variant", "phase"], sort=False)["time_s"].agg(tables.mean)
+        for name in shared["variant"].unique():
+            cells = [microseconds(means.get((name, phase), math.nan)) for phase in PARTS]
+            rows.append([title, name, *cells])
+            title = ""
+    if not rows:
+        return None
+    return Table(
+        title="Where the time of the full forward goes",
+        head=["Geometric mean over", "Name", *(f"{phase}, µs" for phase in PARTS)],
+        rows=rows,
+        note="Graph clock, over cases that all of these run. Phases are timed one by one, so they need not add up. "
+        f"{ours(run)} sums the gates in the kernel that makes A: its A includes the cumsum.",
+        text_columns=2,
+    )
+
+
+def memory_table(run: Run) -> Table | None:
+    """What a full forward takes at its peak; None where it was not measured."""
+    frame = memory(run)
+    if frame.empty:
+        return None
+    wide = frame.pivot(index="case", columns="variant", values="peak_bytes")
+    bound = frame.groupby("case")["intermediates_bytes"].first()
+    names = [name for name in (ours(run), *run.peers) if name in wide]
+    return Table(
+        title="Peak memory beyond inputs and outputs, MiB",
+        head=["Case", *names, "A and g_cumsum"],
+        rows=[
+            [case, *(_mebibytes(wide.loc[case, name]) for name in names), _mebibytes(bound[case])]
+            for case in frame["case"].unique()
+        ],
+        note="Of one full forward after the first. On the right what A and g_cumsum take, which a full forward in two "
+        "steps keeps between them.",
+    )
+
+
 def accuracy(run: Run) -> Table:
     """The largest relative L2 error of each implementation over the cases that it ran."""
     found = pd.concat([measured(run, phase).assign(phase=phase) for phase in phases(run)])
@@ -201,7 +280,7 @@ def printed(run: Run) -> list[Table]:
     """All tables on the libraries; none where no library was timed."""
     if not phases(run):
         return []
-    found = [*standing(run), *everybody(run), accuracy(run), cold(run)]
+    found = [*standing(run), *everybody(run), accuracy(run), parts_table(run), memory_table(run), cold(run)]
     return [table for table in found if table is not None]
 
 
@@ -220,6 +299,10 @@ def _by_suite(frame: pd.DataFrame) -> list[tuple[str, pd.DataFrame]]:
     """The rows of each suite that has any, under its name."""
     parts = [(name, frame[frame["case"].isin([case.name for case in cases])]) for name, cases in SUITES.items()]
     return [(name, part) for name, part in parts if not part.empty]
+
+
+def _mebibytes(value: float) -> str:
+    return NONE if math.isnan(value) else digits(value / 2**20, 3)
 
 
 def _label(run: Run, name: str) -> str:

@@ -41,7 +41,7 @@ from profiling.run import ROOT
 README = ROOT / "README.md"
 BEGIN, END = "<!-- results:begin -->", "<!-- results:end -->"
 TEMPLATE = Path(__file__).with_name("report.typ")
-_LIBRARIES = ("standing", "libraries", "coldstart")  # the tables on the libraries
+_LIBRARIES = ("standing", "libraries", "phases", "memory", "coldstart")  # the tables on the libraries
 
 
 class BadReadme(UserError):
@@ -106,11 +106,15 @@ def _libraries(run: Run) -> dict[str, publish.Part]:
         name: pd.concat([each(run, phase).assign(phase=phase) for phase in shown])
         for name, each in (("standing", peers.against), ("libraries", peers.measured))
     }
-    cold = peers.cold(run)
+    others = {
+        "phases": (peers.parts(run), peers.parts_table(run)),
+        "memory": (peers.memory(run), peers.memory_table(run)),
+        "coldstart": (peers.cold_starts(run), peers.cold(run)),
+    }
     return {
         "standing": publish.Part(frames["standing"], peers.standing(run)),
         "libraries": publish.Part(frames["libraries"], [*peers.everybody(run), peers.accuracy(run)]),
-        "coldstart": publish.Part(peers.cold_starts(run), [cold] if cold else []),
+        **{name: publish.Part(frame, [table] if table else []) for name, (frame, table) in others.items()},
     }
 
 
@@ -191,7 +195,7 @@ def commands(run: Run) -> list[tuple[str, str]]:
         (f"make bench {chosen}", "checks, then times; on the GPU, like the next four"),
         (f"make ncu {chosen}", "Nsight Compute's counters"),
         (f"make nsys {chosen}", "Nsight Systems' timeline"),
-        ("make peers", "the last rung beside the public libraries, on lab; SUITE=qwen on the other cases"),
+        ("make peers", "the last rung beside the public libraries, on lab; SUITE=qwen or varlen on the other cases"),
         (f"make trace VARIANT={run.variants[-1]}", "inside the kernel: a timeline of every role"),
         ("make record", "all of it, as the recorded run that the repository carries"),
         ("make report RUN=<folder>", "writes this report of a run; needs no GPU"),

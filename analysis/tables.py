@@ -27,6 +27,7 @@ ALL_KERNELS = "all kernels"  # stands for a kernel
 
 SUMMARY = ["time_s", "spread", "eager_s", "light_share", "error_output", "error_final_state"]
 LONGEST = ("registers", "shared_memory", "occupancy", "waves", *LIMITS)  # taken from a rung's longest kernel
+_PHASES = ("preprocess", "cumsum", "A", "core", "full")  # as they run
 COUNTERS = ["duration", "sm_throughput", "dram_throughput", "tensor_pipe", "occupancy", "registers", "shared_memory"]
 
 
@@ -297,7 +298,7 @@ def preprocessing(run: Run) -> pd.DataFrame:
 
 def in_order(run: Run, frame: pd.DataFrame, by: list[str]) -> pd.DataFrame:
     """Rows sorted by these columns: cases as in kernels.problem, variants as on the ladder, phases as they run."""
-    order = {name: i for i, name in enumerate([*run.cases, *run.variants, *run.peers, "preprocess", "core", "full"])}
+    order = {name: i for i, name in enumerate([*run.cases, *run.variants, *run.peers, *_PHASES])}
     return frame.sort_values(
         by, key=lambda column: column.map(lambda entry: order.get(entry, entry)), ignore_index=True
     )

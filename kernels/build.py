@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import math
 import os
@@ -20,7 +21,7 @@ from tilelang import tvm
 
 from kernels.errors import UserError
 from kernels.markers import Marker, build_traced
-from kernels.problem import CHUNK, HEAD_DIM, Case
+from kernels.problem import CHUNK, HEAD_DIM, Case, UnsupportedCase
 
 
 class ToolMissing(UserError):
@@ -135,31 +136,36 @@ def launches_of(forward: Callable, arguments: tuple, traced: bool = False) -> li
 
 
 def kernels_of(forward: Callable, cases: tuple[Case, ...]) -> list[Source]:
-    """The distinct kernels that `forward` builds for these cases, found on `meta` tensors, without a GPU."""
+    """The distinct kernels that `forward` builds for these cases, found on `meta` tensors, without a GPU.
+
+    A case that it does not support has none.
+    """
     sources: dict[tuple[str, str], Source] = {}
     for case in cases:
-        for source in (launch.source for launch in launches_of(forward, meta_inputs(case))):
-            sources.setdefault((source.name, source.prim_func.script()), source)
+        with contextlib.suppress(UnsupportedCase):
+            for source in (launch.source for launch in launches_of(forward, meta_inputs(case))):
+                sources.setdefault((source.name, source.prim_func.script()), source)
     return list(sources.values())
 
 
 def meta_inputs(case: Case) -> tuple:
-    """The core's arguments on a case as `meta` tensors, which have shapes and no content."""
+    """What `preprocess.core_inputs` returns for a case, as `meta` tensors, which have shapes and no content."""
 
     def meta(*shape: int, dtype=torch.float32) -> torch.Tensor:
         return torch.empty(shape, dtype=dtype, device="meta")
 
     B, T, Hq, Hv = case.B, case.T, case.Hq, case.Hv
-    bf16 = torch.bfloat16
-    return (
+    bf16, sequences = torch.bfloat16, len(case.sequences)
+    core = (
         meta(B, T, Hq, HEAD_DIM, dtype=bf16),
         meta(B, T, Hq, HEAD_DIM, dtype=bf16),
         meta(B, T, Hv, HEAD_DIM, dtype=bf16),
         meta(B, T, Hv),
         meta(B, T, Hv),
         meta(B, T, Hv, CHUNK, dtype=bf16),
-        meta(B, Hv, HEAD_DIM, HEAD_DIM) if case.initial_state else None,
+        meta(sequences, Hv, HEAD_DIM, HEAD_DIM) if case.initial_state else None,
     )
+    return (*core, meta(sequences + 1, dtype=torch.int32)) if case.lengths else core
 
 
 def compile_into_cache(source: Source) -> Callable:

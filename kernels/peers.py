@@ -2,27 +2,32 @@
 
 | name            | phases     | library                                                                 |
 | --------------- | ---------- | ----------------------------------------------------------------------- |
-| flashqla        | core, full | FlashQLA, which splits a sequence over SMs where its cost model says so |
+| flashqla        | all four   | FlashQLA, which splits a sequence over SMs where its cost model says so |
 | flashqla_nocp   | core, full | the same, never split                                                   |
-| fla             | core, full | Flash Linear Attention's Triton kernels, tuned anew for every case      |
+| fla             | all four   | Flash Linear Attention's Triton kernels, tuned anew for every case      |
 | flashinfer      | full       | FlashInfer's fused kernel, which splits where its rule says so          |
 | flashinfer_nocp | full       | the same, never split                                                   |
 | token_loop      | full       | PyTorch, token by token in FP32: what the formula costs as it stands    |
 
-core starts from the library's own A and cumulative gates, full from log-gates per token; FlashInfer can't be split in
-two. What differs from `kernels.problem.Inputs` is converted outside the timed region:
+core starts from the library's own A and cumulative gates, full from log-gates per token. The other two are what full
+does before its core: cumsum sums log-gates over every chunk, and A makes the inverse from these sums. FlashInfer can't
+be split in phases. What differs from `kernels.problem.Inputs` is converted outside the timed region:
 
-| library    | gates                        | A                          | state   | layout                    |
-| ---------- | ---------------------------- | -------------------------- | ------- | ------------------------- |
-| FlashQLA   | natural logarithm            | ungated, gated in the core | [dk,dv] | as ours                   |
-| FLA        | base-2 logarithm once summed | gated                      | [dk,dv] | as ours                   |
-| FlashInfer | exp(g)                       | inside                     | [dv,dk] | packed tokens, cu_seqlens |
+| library    | gates                        | A                          | state   | layout        | cu_seqlens |
+| ---------- | ---------------------------- | -------------------------- | ------- | ------------- | ---------- |
+| FlashQLA   | natural logarithm            | ungated, gated in the core | [dk,dv] | as ours       | INT32      |
+| FLA        | base-2 logarithm once summed | gated                      | [dk,dv] | as ours       | INT64      |
+| FlashInfer | exp(g)                       | inside                     | [dv,dk] | packed tokens | INT64      |
+
+What FlashQLA and FLA derive from cu_seqlens on the host, they keep while they are given that same tensor, as all layers
+of a model give it; so it is no part of their times.
 """
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import math
 import os
 from collections.abc import Callable
 
@@ -55,17 +60,33 @@ def _flashqla() -> dict[str, Phases]:
     from flash_qla.ops.gated_delta_rule import chunk
     from flash_qla.ops.gated_delta_rule.chunk.cp import FlashQLACPContext, build_cp_context
 
+    def context_of(inputs: Inputs, split: bool):
+        B, T, Hv = inputs.g.shape
+        offsets = inputs.cu_seqlens
+        if not split or B > 1:  # the library splits sequences that are packed, or a single one
+            return FlashQLACPContext(cu_seqlens=offsets)
+        if offsets is None:
+            offsets = torch.tensor([0, T], dtype=torch.int32, device=inputs.g.device)
+        return build_cp_context(offsets, enable_intra=True, num_v_heads=Hv, chunk_size=CHUNK)
+
+    def cumsum(g, offsets):
+        return (chunk.chunk_local_cumsum(g=g, cu_seqlens=offsets, chunk_size=CHUNK),)
+
+    def cumsum_inputs(inputs: Inputs) -> tuple:
+        return inputs.g, context_of(inputs, split=True).cu_seqlens
+
+    def inverse(k, beta, offsets):
+        return (chunk.kkt_solve(k=k, b=beta, cu_seqlens=offsets, chunk_size=CHUNK),)
+
+    def inverse_inputs(inputs: Inputs) -> tuple:
+        return inputs.k, inputs.beta, context_of(inputs, split=True).cu_seqlens
+
     def convert(split: bool) -> Callable[[Inputs], tuple]:
         def core_inputs(inputs: Inputs) -> tuple:
-            q, k, v, g, beta, state = inputs
-            B, T, Hv = g.shape
-            context = FlashQLACPContext()
-            if split and B == 1:  # the library splits single sequences only
-                whole = torch.tensor([0, T], dtype=torch.int32, device=g.device)
-                context = build_cp_context(whole, enable_intra=True, num_v_heads=Hv, chunk_size=CHUNK)
-            g_cumsum = chunk.chunk_local_cumsum(g=g, cu_seqlens=context.cu_seqlens, chunk_size=CHUNK)
-            A = chunk.kkt_solve(k=k, b=beta, cu_seqlens=context.cu_seqlens, chunk_size=CHUNK)
-            return q, k, v, g_cumsum, beta, A, state, context
+            context = context_of(inputs, split)
+            (g_cumsum,) = cumsum(inputs.g, context.cu_seqlens)
+            (A,) = inverse(inputs.k, inputs.beta, context.cu_seqlens)
+            return inputs.q, inputs.k, inputs.v, g_cumsum, inputs.beta, A, inputs.initial_state, context
 
         return core_inputs
 
@@ -82,9 +103,11 @@ def _flashqla() -> dict[str, Phases]:
         return output, final_state
 
     def full(split: bool) -> Callable[..., tuple]:
-        def forward(q, k, v, g, beta, state):
-            returned = chunk.chunk_gated_delta_rule_fwd(q, k, v, g, beta, initial_state=state, auto_cp=split)
-            return returned[2], returned[4]
+        def forward(q, k, v, g, beta, state, offsets):
+            _, _, output, _, final_state, _ = chunk.chunk_gated_delta_rule_fwd(
+                q, k, v, g, beta, initial_state=state, cu_seqlens=offsets, auto_cp=split
+            )
+            return output, final_state
 
         return forward
 
@@ -95,7 +118,11 @@ def _flashqla() -> dict[str, Phases]:
         }
 
     return {
-        "flashqla": phases("FlashQLA", split=True),
+        "flashqla": phases("FlashQLA", split=True)
+        | {
+            "cumsum": Implementation("FlashQLA", cumsum, cumsum_inputs),
+            "A": Implementation("FlashQLA", inverse, inverse_inputs, lambda A, inputs: (_gated(*A, inputs),)),
+        },
         "flashqla_nocp": phases("FlashQLA, sequence not split", split=False),
     }
 
@@ -112,12 +139,13 @@ def _fla() -> dict[str, Phases]:
 
     tuned_for = None
 
-    def tune_anew(inputs: Inputs) -> None:
+    def tune_anew(inputs: Inputs, offsets: torch.Tensor | None) -> None:
         # FLA's choice is kept by heads, not by T: the first length that it sees would decide for all others.
         nonlocal tuned_for
-        if tuned_for == inputs.v.shape:
+        case = inputs.v.shape, None if offsets is None else offsets.tolist()
+        if tuned_for == case:
             return
-        tuned_for = inputs.v.shape
+        tuned_for = case
         for module in (chunk_delta_h, chunk_o, chunk_fwd, wy_fast, cumsum):
             for kernel in vars(module).values():
                 while isinstance(kernel, KernelInterface) and hasattr(kernel, "fn"):
@@ -125,40 +153,73 @@ def _fla() -> dict[str, Phases]:
                         kernel.cache.clear()
                     kernel = kernel.fn
 
-    def core_inputs(inputs: Inputs) -> tuple:
-        tune_anew(inputs)
-        q, k, v, g, beta, state = inputs
-        g_cumsum = cumsum.chunk_local_cumsum(g, chunk_size=CHUNK, scale=chunk.RCP_LN2)
-        *_, A = chunk_fwd.chunk_gated_delta_rule_fwd_intra(k=k, v=v, g=g_cumsum, beta=beta, chunk_size=CHUNK)
-        return q, k, v, g_cumsum, beta, A, state
+    def cumsum_inputs(inputs: Inputs) -> tuple:
+        offsets = None if inputs.cu_seqlens is None else inputs.cu_seqlens.long()
+        tune_anew(inputs, offsets)
+        return inputs.g, offsets
 
-    def core(q, k, v, g_cumsum, beta, A, state):
-        w, u = wy_fast.recompute_w_u_fwd(k=k, v=v, beta=beta, A=A, g=g_cumsum)
+    def sums(g, offsets):
+        return (cumsum.chunk_local_cumsum(g, chunk_size=CHUNK, scale=chunk.RCP_LN2, cu_seqlens=offsets),)
+
+    def inverse_inputs(inputs: Inputs) -> tuple:
+        g, offsets = cumsum_inputs(inputs)
+        (g_cumsum,) = sums(g, offsets)
+        return inputs.k, g_cumsum, inputs.beta, offsets
+
+    def inverse(k, g_cumsum, beta, offsets):
+        # Step 1 of chunk_gated_delta_rule_fwd_intra, as it stands there. Step 2 makes U and W, as `core` does.
+        (B, T, Hv), (_, _, Hq, D) = g_cumsum.shape, k.shape
+        places = None if offsets is None else chunk_fwd.prepare_chunk_indices(offsets, CHUNK)
+        chunks = -(-T // CHUNK) if places is None else len(places)
+        A = torch.zeros(B, T, Hv, CHUNK, device=k.device, dtype=k.dtype)
+        chunk_fwd.chunk_gated_delta_rule_fwd_kkt_solve_kernel[(chunks, B * Hv)](
+            k=k, g=g_cumsum, beta=beta, A=A, cu_seqlens=offsets, chunk_indices=places, T=T, H=Hq, HV=Hv, K=D, BT=CHUNK,
+            BC=16,
+        )  # fmt: skip
+        return (A,)
+
+    def core_inputs(inputs: Inputs) -> tuple:
+        k, g_cumsum, beta, offsets = inverse_inputs(inputs)
+        (A,) = inverse(k, g_cumsum, beta, offsets)
+        return inputs.q, k, inputs.v, g_cumsum, beta, A, inputs.initial_state, offsets
+
+    def core(q, k, v, g_cumsum, beta, A, state, offsets):
+        w, u = wy_fast.recompute_w_u_fwd(k=k, v=v, beta=beta, A=A, g=g_cumsum, cu_seqlens=offsets)
         h, v_new, final_state = chunk_delta_h.chunk_gated_delta_rule_fwd_h(
-            k=k, w=w, u=u, g=g_cumsum, initial_state=state, output_final_state=True
+            k=k, w=w, u=u, g=g_cumsum, initial_state=state, output_final_state=True, cu_seqlens=offsets
         )
-        return chunk_o.chunk_fwd_o(q=q, k=k, v=v_new, h=h, g=g_cumsum, scale=SCALE), final_state
+        output = chunk_o.chunk_fwd_o(q=q, k=k, v=v_new, h=h, g=g_cumsum, scale=SCALE, cu_seqlens=offsets)
+        return output, final_state
 
     def full_inputs(inputs: Inputs) -> tuple:
-        tune_anew(inputs)
-        return tuple(inputs)
+        _, offsets = cumsum_inputs(inputs)
+        return *inputs[:-1], offsets
 
-    def full(q, k, v, g, beta, state):
-        return chunk.chunk_gated_delta_rule(q, k, v, g, beta, scale=SCALE, initial_state=state, output_final_state=True)
+    def full(q, k, v, g, beta, state, offsets):
+        return chunk.chunk_gated_delta_rule(
+            q, k, v, g, beta, scale=SCALE, initial_state=state, output_final_state=True, cu_seqlens=offsets
+        )
 
     label = "Flash Linear Attention"
-    return {"fla": {"core": Implementation(label, core, core_inputs), "full": Implementation(label, full, full_inputs)}}
+    return {
+        "fla": {
+            "cumsum": Implementation(label, sums, cumsum_inputs, lambda base2, _: (base2[0] / chunk.RCP_LN2,)),
+            "A": Implementation(label, inverse, inverse_inputs),
+            "core": Implementation(label, core, core_inputs),
+            "full": Implementation(label, full, full_inputs),
+        }
+    }
 
 
 def _flashinfer() -> dict[str, Phases]:
     from flashinfer.gdn_prefill import chunk_gated_delta_rule
 
     def packed(inputs: Inputs) -> tuple:
-        q, k, v, g, beta, state = inputs
+        q, k, v, g, beta, state, offsets = inputs
         B, T, _ = g.shape
-        offsets = torch.arange(B + 1, device=g.device) * T
+        offsets = torch.arange(B + 1, device=g.device) * T if offsets is None else offsets.long()
         transposed = None if state is None else state.mT.contiguous()
-        return *(x.flatten(0, 1) for x in (q, k, v, g.exp(), beta)), transposed, offsets, T
+        return *(x.flatten(0, 1) for x in (q, k, v, g.exp(), beta)), transposed, offsets, int(offsets.diff().max())
 
     def forward(use_cp: bool | str) -> Callable[..., tuple]:
         def full(q, k, v, alpha, beta, state, offsets, longest):
@@ -185,12 +246,27 @@ def _flashinfer() -> dict[str, Phases]:
 
 
 def _token_loop() -> Implementation:
-    def forward(q, k, v, g, beta, state):
+    def forward(q, k, v, g, beta, state, offsets):
         if q.shape[1] > LONGEST_TOKEN_LOOP:
             raise UnsupportedCase(f"the token loop is timed up to {LONGEST_TOKEN_LOOP} tokens, found {q.shape[1]}")
+        if offsets is not None:
+            raise UnsupportedCase("the token loop takes sequences of one length")
         return recurrence(q, k, v, g, beta, state, dtype=torch.float32)
 
     return Implementation("PyTorch, token by token", forward, tuple, many_launches=True)
+
+
+def _gated(A: torch.Tensor, inputs: Inputs) -> torch.Tensor:
+    """A[i,j] exp(g_i - g_j) for j <= i: FlashQLA's A [B,T,Hv,64] as the others have it, FP64."""
+    (_, T, _), device = inputs.g.shape, A.device
+    offsets = torch.tensor([0, T], device=device) if inputs.cu_seqlens is None else inputs.cu_seqlens.long()
+    tokens, columns = torch.arange(T, device=device), torch.arange(CHUNK, device=device)
+    rows = (tokens - offsets[torch.searchsorted(offsets, tokens, right=True) - 1]) % CHUNK  # of tokens in their chunks
+    other = (tokens - rows)[:, None] + columns  # [T,64]: the token of each column
+    g = inputs.g.double().cumsum(1)  # not by chunk: differences are the same
+    exponent = g[:, :, None] - g[:, other.clamp(max=T - 1)]  # [B,T,64,Hv]
+    above = columns > rows[:, None]
+    return A * exponent.masked_fill(above[..., None], -math.inf).exp().transpose(2, 3)
 
 
 # package on PyPI, module, names in the tidy table, what makes them

@@ -1,9 +1,21 @@
-"""Preprocessing, not part of the core: the chunk-local cumulative gates and the inverse A of every chunk.
+"""Preprocessing, not part of the core: from log-gates to their chunk-local sums and the inverse A of every chunk.
 
-`chunk_cumsum` and `kkt_inverse` run as TileLang kernels on CUDA tensors and in PyTorch on CPU tensors.
+`prepare` is one TileLang kernel on CUDA tensors, and PyTorch on CPU tensors. `l2norm` normalises q and k.
+
+A = (I + L)^-1 with L = StrictLower(B Γ K K^T Γ^-1), by blocks of 16 x 16. The blocks on the diagonal are inverted by
+forward substitution in FP32. Block row i below it follows from those above: A_ij = -A_ii Σ_{j<=m<i} L_im A_mj, on
+tensor cores, with FP16 operands and FP32 sums.
+
+Why FP16 is enough there: with ‖k‖ <= 1 and 0 <= beta <= 2 no element passes beta_i, since
+A_ij = -beta_i γ_i/γ_j k_i^T Π_{j<m<i} (I - beta_m k_m k_m^T) k_j and none of the factors lengthens a vector (see
+variants/split.py). So nothing overflows, and FP16 rounds to 11 bits where the BF16 that A is stored in has 8. Rounded
+are L, the rows above and the sum, each once; that sum is (I + L_ii) A_ij, and of the same size as its terms unless
+keys are nearly parallel, when A_ii takes differences of its rows: they lose what cancels, which is why the diagonal
+blocks, where up to 15 differences follow one another, are FP32. Powers of L, as in Neumann's series, would grow beyond
+FP16 for such keys before they cancel.
 """
 
-from __future__ import annotations
+import itertools
 
 import tilelang.language as T
 import torch
@@ -11,139 +23,467 @@ from torch.nn.functional import pad
 
 from kernels.build import jit
 from kernels.problem import CHUNK, HEAD_DIM, Inputs
+from kernels.sequences import FIND_PIECE, layout
+from kernels.work import sm_count
 
-CoreInputs = tuple[
-    torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None
-]
+CoreInputs = tuple[torch.Tensor | None, ...]
+
+THREADS = 128  # a warpgroup multiplies K K^T; then each of its warps inverts for a head of its own
+HEADS = 4
+CTAS = 4  # an SM: what shared memory and 128 registers a thread allow
+
+# Bytes of shared memory: of K K^T the ten blocks that are not above the diagonal, FP32, as wgmma's fragments have
+# them; of a warp its gates (times log2 e) and beta, the transposed inverses of its diagonal blocks in FP16, in rows of
+# 48 bytes, and a place where first two transposed diagonal blocks of L lie, FP32, in rows of 80, and then a block row
+# of A, BF16, in the 128-byte swizzle. Rows are padded so that no two lanes meet in a bank.
+PRODUCTS, TABLES, INVERSES, PLACE = 10 * 1024, 2 * CHUNK * 4, 4 * 16 * 48, 2 * 16 * 80
+
+bf16, fp32 = "bfloat16", "float32"
+
+# What a CTA does as its turn `number`.
+FIND_ITEM = r"""
+__device__ __forceinline__ void find_item(int number, const int* offsets, int stride, int sequences, int tokens_each,
+                                          int tokens, int Hq, int Hv, void* found) {
+  int* item = (int*)found;
+  const int group = Hv / Hq, quads = (group + 3) / 4, chunk = number / (Hq * quads);
+  const int key_head = number % (Hq * quads) / quads, member = number % quads * 4 + threadIdx.x / 32;
+  const Piece piece = find_piece(chunk, 64, offsets, stride, sequences, tokens_each, tokens);
+  item[0] = piece.begin + piece.index * 64;
+  item[1] = max(min(piece.length - piece.index * 64, 64), 0);
+  item[2] = key_head;
+  item[3] = member < group ? key_head * group + member : -1;
+}
+"""
+
+# PTX that CUDA C++ has no name for, an instruction a function: tests/warp.hpp has the same for a CPU.
+INSTRUCTIONS = r"""
+namespace gdn {
+__device__ __forceinline__ unsigned half2(float low, float high) {
+  unsigned packed;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+
+__device__ __forceinline__ unsigned bfloat2(float low, float high) {
+  unsigned packed;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+
+__device__ __forceinline__ unsigned half2_as_bfloat2(unsigned packed) {
+  float low, high;
+  asm("{ .reg .f16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h; }"
+      : "=f"(low), "=f"(high) : "r"(packed));
+  return bfloat2(low, high);
+}
+
+__device__ __forceinline__ float power2(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+__device__ __forceinline__ void load_matrices(unsigned* to, unsigned from) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(from) : "memory");
+}
+
+__device__ __forceinline__ void load_transposed_matrices(unsigned* to, unsigned from) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(from) : "memory");
+}
+
+__device__ __forceinline__ void store_transposed_matrices(unsigned to, const unsigned* from) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
+               :: "r"(to), "r"(from[0]), "r"(from[1]), "r"(from[2]), "r"(from[3]) : "memory");
+}
+
+// sum [16, 16] += a [16, 16] b [16, 16]
+__device__ __forceinline__ void multiply(float* sum, const unsigned* a, const unsigned* b) {
+#pragma unroll
+  for (int half = 0; half < 2; ++half)
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
+        "{%0, %1, %2, %3};"
+        : "+f"(sum[4 * half]), "+f"(sum[4 * half + 1]), "+f"(sum[4 * half + 2]), "+f"(sum[4 * half + 3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[2 * half]), "r"(b[2 * half + 1]));
+}
+}  // namespace gdn
+"""
+
+# A warp's inverse is made of mma.m16n8k16, whose operands are registers that hold earlier results. A fragment [16, 16]
+# is four registers of two elements: lane l has, in rows l / 4 and l / 4 + 8, columns 2 (l mod 4) and the next, and the
+# same 8 columns on. Of a first operand and of a result that is the same, so results are kept transposed:
+# A_ij^T = -(Σ A_mj^T L_im^T) A_ii^T. A second operand is held transposed: L_im^T as L_im, which K K^T has in registers.
+INVERT = r"""
+// Log-gates and beta of tokens l and l + 32, of a chunk that begins at `first` and has `length` tokens: gates, then
+// betas. Past the end neither decays nor adds anything.
+__device__ __forceinline__ void load_gates(const float* g, const float* beta, long long first, int Hv, int length,
+                                           void* loaded) {
+  float* gates = (float*)loaded;
+  const int lane = threadIdx.x & 31;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int token = lane + 32 * half;
+    gates[half] = token < length ? g[first + (long long)token * Hv] : 0.f;
+    gates[2 + half] = token < length ? beta[first + (long long)token * Hv] : 0.f;
+  }
+}
+
+// Sums gates over the chunk; leaves them in `g_cumsum`, and with beta in the warp's tables.
+__device__ __forceinline__ void sum_gates(const void* loaded, float* g_cumsum, long long first, int Hv, int length,
+                                          void* tables) {
+  const float* gates = (const float*)loaded;
+  float* table = (float*)tables;
+  const int lane = threadIdx.x & 31;
+  float before = 0.f;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int token = lane + 32 * half;
+    float sum = gates[half];
+#pragma unroll
+    for (int distance = 1; distance < 32; distance *= 2) {
+      const float other = __shfl_up_sync(~0u, sum, distance);
+      if (lane >= distance) sum += other;
+    }
+    sum += before;
+    before = __shfl_sync(~0u, sum, 31);
+    if (token < length) g_cumsum[first + (long long)token * Hv] = sum;
+    table[token] = sum * 1.44269504f;
+    table[64 + token] = gates[2 + half];
+  }
+}
+
+// Warp w leaves block row w of K K^T. Rows past the end become zero, whatever lies there.
+__device__ __forceinline__ void share_products(const void* fragment, void* products, int length) {
+  const float* x = (const float*)fragment;
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, row = 16 * warp + lane / 4;
+  float4* own = (float4*)products + warp * (warp + 1) / 2 * 64 + lane;
+  const bool upper = row < length, lower = row + 8 < length;
+#pragma unroll
+  for (int m = 0; m < 4; ++m)
+    if (m <= warp) {
+      own[m * 64] = upper ? make_float4(x[8 * m], x[8 * m + 1], x[8 * m + 4], x[8 * m + 5])
+                          : make_float4(0.f, 0.f, 0.f, 0.f);
+      own[m * 64 + 32] = lower ? make_float4(x[8 * m + 2], x[8 * m + 3], x[8 * m + 6], x[8 * m + 7])
+                               : make_float4(0.f, 0.f, 0.f, 0.f);
+    }
+}
+
+// A warp inverts for one head; its first row is number `first` of A's, and Hv rows lie between two of a chunk.
+__device__ __forceinline__ void invert(const void* products, const void* tables, void* inverses, void* place, void* A,
+                                       long long first, int Hv, int length) {
+  const int lane = threadIdx.x & 31, row = lane / 4, column = 2 * (lane & 3);
+  const float4* KK = (const float4*)products + lane;
+  const float *g = (const float*)tables, *beta = g + 64;
+
+  // The diagonal, two blocks at a time: L^T to shared memory, then a lane solves for one column of the inverse.
+  float* L = (float*)place;
+#pragma unroll
+  for (int pair = 0; pair < 2; ++pair) {
+#pragma unroll
+    for (int which = 0; which < 2; ++which) {
+      const int b = 2 * pair + which;
+#pragma unroll
+      for (int lower = 0; lower < 2; ++lower) {
+        const int r = row + 8 * lower;
+        const float4 x = KK[(b * (b + 1) / 2 + b) * 64 + lower * 32];
+        const float values[4] = {x.x, x.y, x.z, x.w}, gate = g[16 * b + r], weight = beta[16 * b + r];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          const int c = column + i % 2 + i / 2 * 8;
+          L[which * 320 + c * 20 + r] = r > c ? weight * gdn::power2(gate - g[16 * b + c]) * values[i] : 0.f;
+        }
+      }
+    }
+    __syncwarp();
+    const int which = lane / 16, own = lane % 16;
+    float x[16];
+#pragma unroll
+    for (int i = 0; i < 16; ++i) x[i] = i == own ? 1.f : 0.f;
+#pragma unroll
+    for (int m = 0; m < 15; ++m) {
+      const float4* LT = (const float4*)(L + which * 320 + m * 20);
+#pragma unroll
+      for (int four = (m + 1) / 4; four < 4; ++four) {
+        const float4 y = LT[four];
+        if (4 * four > m) x[4 * four] -= y.x * x[m];
+        if (4 * four + 1 > m) x[4 * four + 1] -= y.y * x[m];
+        if (4 * four + 2 > m) x[4 * four + 2] -= y.z * x[m];
+        x[4 * four + 3] -= y.w * x[m];
+      }
+    }
+    uint4* to = (uint4*)((char*)inverses + (2 * pair + which) * 768 + own * 48);
+    to[0] = make_uint4(gdn::half2(x[0], x[1]), gdn::half2(x[2], x[3]), gdn::half2(x[4], x[5]), gdn::half2(x[6], x[7]));
+    to[1] = make_uint4(gdn::half2(x[8], x[9]), gdn::half2(x[10], x[11]), gdn::half2(x[12], x[13]),
+                       gdn::half2(x[14], x[15]));
+    __syncwarp();
+  }
+
+  // A_bb^T as a first operand, and as a second one.
+  unsigned left[4][4], right[4][4];
+  const unsigned inverse = (unsigned)__cvta_generic_to_shared(inverses) + (lane % 16) * 48 + lane / 16 * 16;
+#pragma unroll
+  for (int b = 0; b < 4; ++b) {
+    gdn::load_matrices(left[b], inverse + b * 768);
+    gdn::load_transposed_matrices(right[b], inverse + b * 768);
+  }
+
+  unsigned above[4][4][4];  // A_mj^T
+  const unsigned stage = (unsigned)__cvta_generic_to_shared(place);
+  const int to_row = lane % 8 + lane / 16 * 8, to_unit = lane / 8 % 2;
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {
+    // -L_im^T. Its exponential is a product of two, neither of which grows: from the first token of block row i on.
+    unsigned L_operand[3][4];
+    const float corner = g[16 * i];
+    const float upper = -beta[16 * i + row] * gdn::power2(g[16 * i + row] - corner);
+    const float lower = -beta[16 * i + row + 8] * gdn::power2(g[16 * i + row + 8] - corner);
+#pragma unroll
+    for (int m = 0; m < i; ++m) {
+      const float4 x = KK[(i * (i + 1) / 2 + m) * 64], y = KK[(i * (i + 1) / 2 + m) * 64 + 32];
+      const float* gates = g + 16 * m + column;
+      const float d0 = gdn::power2(corner - gates[0]), d1 = gdn::power2(corner - gates[1]);
+      const float d8 = gdn::power2(corner - gates[8]), d9 = gdn::power2(corner - gates[9]);
+      L_operand[m][0] = gdn::half2(upper * d0 * x.x, upper * d1 * x.y);
+      L_operand[m][1] = gdn::half2(upper * d8 * x.z, upper * d9 * x.w);
+      L_operand[m][2] = gdn::half2(lower * d0 * y.x, lower * d1 * y.y);
+      L_operand[m][3] = gdn::half2(lower * d8 * y.z, lower * d9 * y.w);
+    }
+#pragma unroll
+    for (int j = 0; j <= i; ++j) {
+      unsigned written[4];
+      if (j < i) {
+        float sum[8] = {}, result[8] = {};
+        unsigned operand[4];
+#pragma unroll
+        for (int m = j; m < i; ++m) gdn::multiply(sum, m == j ? left[j] : above[m][j], L_operand[m]);
+#pragma unroll
+        for (int n = 0; n < 4; ++n) operand[n] = gdn::half2(sum[2 * n], sum[2 * n + 1]);
+        gdn::multiply(result, operand, right[i]);
+#pragma unroll
+        for (int n = 0; n < 4; ++n) {
+          above[i][j][n] = gdn::half2(result[2 * n], result[2 * n + 1]);
+          written[n] = gdn::bfloat2(result[2 * n], result[2 * n + 1]);
+        }
+      } else {
+#pragma unroll
+        for (int n = 0; n < 4; ++n) written[n] = gdn::half2_as_bfloat2(left[i][n]);
+      }
+      gdn::store_transposed_matrices(stage + to_row * 128 + ((2 * j + to_unit) ^ (to_row & 7)) * 16, written);
+    }
+    __syncwarp();
+#pragma unroll
+    for (int rows = 0; rows < 16; rows += 4) {
+      const int r = rows + lane / 8, unit = lane % 8;
+      uint4 eight = make_uint4(0, 0, 0, 0);
+      if (unit < 2 * i + 2) eight = *(const uint4*)((const char*)place + r * 128 + (unit ^ (r & 7)) * 16);
+      if (16 * i + r < length) ((uint4*)A)[(first + (long long)(16 * i + r) * Hv) * 8 + unit] = eight;
+    }
+    __syncwarp();
+  }
+}
+"""
 
 
 def core_inputs(inputs: Inputs) -> CoreInputs:
-    """What `gdn_prefill_forward` takes, in its order: (q, k, v, g_cumsum, beta, A, initial_state)."""
-    g_cumsum = chunk_cumsum(inputs.g)
-    A = kkt_inverse(inputs.k, g_cumsum, inputs.beta)
-    return inputs.q, inputs.k, inputs.v, g_cumsum, inputs.beta, A, inputs.initial_state
+    """What `gdn_prefill_forward` takes, in its order: (q, k, v, g_cumsum, beta, A, initial_state[, cu_seqlens])."""
+    g_cumsum, A = prepare(inputs.k, inputs.g, inputs.beta, inputs.cu_seqlens)
+    core = (inputs.q, inputs.k, inputs.v, g_cumsum, inputs.beta, A, inputs.initial_state)
+    return core if inputs.cu_seqlens is None else (*core, inputs.cu_seqlens)
 
 
-def on_core_inputs(q, k, v, g_cumsum, beta, A, initial_state=None) -> None:
+def on_core_inputs(q, k, v, g_cumsum, beta, A, initial_state=None, cu_seqlens=None) -> None:
     """Preprocessing with the signature of a variant, for `build.kernels_of`: shapes alone matter there."""
-    kkt_inverse(k, chunk_cumsum(g_cumsum), beta)
+    prepare(k, g_cumsum, beta, cu_seqlens)
 
 
-def chunk_cumsum(g: torch.Tensor) -> torch.Tensor:
-    """Cumulative sum of log-gates g [B,T,Hv] FP32 along T, starting anew every 64 tokens; same shape and dtype."""
-    if g.device.type == "cpu":
-        tokens = g.shape[1]
-        chunks = pad(g, (0, 0, 0, -tokens % CHUNK)).unflatten(1, (-1, CHUNK))
-        return chunks.cumsum(2).flatten(1, 2)[:, :tokens].contiguous()
-    g_cumsum = torch.empty_like(g)
-    _chunk_cumsum()(g, g_cumsum)
-    return g_cumsum
+def prepare(
+    k: torch.Tensor, g: torch.Tensor, beta: torch.Tensor, cu_seqlens: torch.Tensor | None = None
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return g_cumsum [B,T,Hv] FP32 and A [B,T,Hv,64] BF16 of k [B,T,Hq,128] BF16 and g, beta [B,T,Hv] FP32.
 
-
-def kkt_inverse(k: torch.Tensor, g_cumsum: torch.Tensor, beta: torch.Tensor) -> torch.Tensor:
-    """A = (I + StrictLower(diag(beta) Γ K K^T Γ^-1))^-1 of every chunk, as [B,T,Hv,64] BF16.
-
-    k [B,T,Hq,128] BF16, g_cumsum and beta [B,T,Hv] FP32. Row t holds the row of token t in its chunk's
-    matrix; in a short last chunk the columns past the end are zero.
+    g are log-gates per token; g_cumsum is their sum along T, starting anew every 64 tokens. Row t of A is the row of
+    token t in its chunk's matrix (I + StrictLower(B Γ K K^T Γ^-1))^-1; in a short last chunk the columns past the end
+    are zero. With cu_seqlens [N+1], INT32 or INT64, B is 1, chunks start anew in every sequence, and rows past the last
+    offset are left as they are. What is taken for granted of k and beta stands in the module's docstring.
     """
-    B, tokens, Hv = g_cumsum.shape
+    B, tokens, Hv = g.shape
     if k.device.type == "cpu":
-        return _kkt_inverse_torch(k, g_cumsum, beta)
+        return _prepare_torch(k, g, beta, cu_seqlens)
+    g_cumsum = torch.empty_like(g)
     A = torch.empty(B, tokens, Hv, CHUNK, dtype=torch.bfloat16, device=k.device)
-    _kkt_inverse()(k, g_cumsum, beta, A)
-    return A
+    Hq = k.shape[2]
+    where = layout(B, tokens, cu_seqlens, beta)
+    items = where.pieces(CHUNK, B * tokens) * Hq * -(-Hv // Hq // HEADS)
+    _prepare()(
+        k.flatten(0, 1), g.flatten(0, 1), beta.flatten(0, 1), where.offsets, g_cumsum.flatten(0, 1), A.flatten(0, 1),
+        where.stride, where.sequences, where.tokens_each, items, min(items, CTAS * sm_count(k.device)),
+    )  # fmt: skip
+    return g_cumsum, A
 
 
-def _kkt_inverse_torch(k: torch.Tensor, g_cumsum: torch.Tensor, beta: torch.Tensor) -> torch.Tensor:
-    tokens, group = k.shape[1], g_cumsum.shape[2] // k.shape[2]
+def _prepare_torch(k, g, beta, cu_seqlens) -> tuple[torch.Tensor, torch.Tensor]:
+    if cu_seqlens is not None:
+        g_cumsum, A = torch.zeros_like(g), torch.zeros(*g.shape, CHUNK, dtype=torch.bfloat16)
+        for begin, end in itertools.pairwise(cu_seqlens.tolist()):
+            of = slice(begin, end)
+            g_cumsum[:, of], A[:, of] = _prepare_torch(k[:, of], g[:, of], beta[:, of], None)
+        return g_cumsum, A
+    tokens, group = k.shape[1], g.shape[2] // k.shape[2]
     tail = -tokens % CHUNK
     k = k.float().repeat_interleave(group, dim=2).transpose(1, 2)
     k = pad(k, (0, 0, 0, tail)).unflatten(2, (-1, CHUNK))  # [B,Hv,chunks,64,128]
-    g, beta = (
-        pad(x.float().transpose(1, 2), (0, tail)).unflatten(2, (-1, CHUNK)).unsqueeze(-1) for x in (g_cumsum, beta)
-    )
+    g, beta = (pad(x.transpose(1, 2), (0, tail)).unflatten(2, (-1, CHUNK)).unsqueeze(-1) for x in (g, beta))
+    g = g.cumsum(3)
     eye = torch.eye(CHUNK)
     strict = (beta * (g - g.mT).tril(-1).exp() * (k @ k.mT)).tril(-1)
     A = torch.linalg.solve_triangular(eye + strict, eye, upper=False, unitriangular=True)
-    return A.flatten(2, 3)[:, :, :tokens].transpose(1, 2).bfloat16().contiguous()
+    g, A = (x.flatten(2, 3)[:, :, :tokens].transpose(1, 2) for x in (g, A))
+    return g[..., 0].contiguous(), A.bfloat16().contiguous()
+
+
+def l2norm(x: torch.Tensor) -> torch.Tensor:
+    """x [...,128] BF16 with each row divided by √(its squares' sum + 1e-6), as the libraries do it; a new tensor."""
+    if x.device.type == "cpu":
+        return (x.float() * (x.float().square().sum(-1, keepdim=True) + 1e-6).rsqrt()).bfloat16()
+    normalised = torch.empty_like(x)
+    _l2norm()(x.view(-1, HEAD_DIM), normalised.view(-1, HEAD_DIM))
+    return normalised
+
+
+@jit(disable_warp_specialized=True, disable_thread_storage_sync=True, enable_fast_math=True)
+def _prepare():
+    """A CTA takes a chunk and up to HEADS value heads of a key head, then the next, whose loads are on their way."""
+    Tn, Hq, Hv, words = T.dynamic("Tn"), T.dynamic("Hq"), T.dynamic("Hv"), T.dynamic("words")
+
+    accumulator = T.Fragment(
+        [CHUNK, CHUNK],
+        forward_thread_fn=lambda i, j: i // 16 * 32 + i % 8 * 4 + j % 8 // 2,
+        forward_index_fn=lambda i, j: j // 8 * 4 + i % 16 // 8 * 2 + j % 2,
+    )
+
+    @T.macro
+    def fetch(number, k, g, beta, offsets, stride, sequences, tokens_each, K_shared, item, gates, landed):
+        T.call_extern(
+            "handle",
+            "find_item",
+            number,
+            T.address_of(offsets[0]),
+            stride,
+            sequences,
+            tokens_each,
+            Tn,
+            Hq,
+            Hv,
+            T.address_of(item[0]),
+        )
+        T.tma_copy(k[item[0] : item[0] + CHUNK, item[2], 0:HEAD_DIM], K_shared, barrier=landed[0])
+        T.barrier_arrive(landed[0])
+        T.call_extern(
+            "handle",
+            "load_gates",
+            T.address_of(g[0, 0]),
+            T.address_of(beta[0, 0]),
+            T.Cast("int64", item[0]) * Hv + T.max(item[3], 0),
+            Hv,
+            T.if_then_else(item[3] >= 0, item[1], 0),
+            T.address_of(gates[0]),
+        )
+
+    @T.prim_func
+    def prepare(
+        k: T.Tensor((Tn, Hq, HEAD_DIM), bf16),
+        g: T.Tensor((Tn, Hv), fp32),
+        beta: T.Tensor((Tn, Hv), fp32),
+        offsets: T.Tensor((words,), "int32"),
+        g_cumsum: T.Tensor((Tn, Hv), fp32),
+        A: T.Tensor((Tn, Hv, CHUNK), bf16),
+        stride: T.int32,
+        sequences: T.int32,
+        tokens_each: T.int32,
+        items: T.int32,
+        ctas: T.int32,
+    ):
+        with T.Kernel(ctas, threads=THREADS, prelude=FIND_PIECE + FIND_ITEM + INSTRUCTIONS + INVERT) as cta:
+            K_shared = T.alloc_shared((CHUNK, HEAD_DIM), bf16)
+            products = T.alloc_shared((PRODUCTS // 4,), fp32, scope="shared")
+            tables = T.alloc_shared((HEADS, TABLES // 4), fp32, scope="shared")
+            inverses = T.alloc_shared((HEADS, INVERSES // 4), fp32, scope="shared")
+            places = T.alloc_shared((HEADS, PLACE // 4), fp32, scope="shared")
+            KK_frag = T.alloc_fragment((CHUNK, CHUNK), fp32)
+            item = T.alloc_local((4,), "int32")  # first token, tokens, key head, this warp's value head or -1
+            gates = T.alloc_local((4,), fp32)
+            landed = T.alloc_barrier([THREADS])
+            T.annotate_layout({KK_frag: accumulator})
+            T.annotate_min_blocks_per_sm(CTAS)
+
+            warp = T.alloc_var("int32", init=T.get_thread_binding() // 32)
+            head = T.alloc_var("int32", init=0)
+            length = T.alloc_var("int32", init=0)
+            first = T.alloc_var("int64", init=0)  # where the head's gates of this chunk begin
+            T.pdl_trigger()
+            T.pdl_sync()
+            fetch(cta, k, g, beta, offsets, stride, sequences, tokens_each, K_shared, item, gates, landed)
+            for turn in T.serial(T.ceildiv(items - cta, ctas)):
+                head = item[3]
+                length = item[1]
+                first = T.Cast("int64", item[0]) * Hv + T.max(head, 0)
+                T.call_extern(
+                    "handle",
+                    "sum_gates",
+                    T.address_of(gates[0]),
+                    T.address_of(g_cumsum[0, 0]),
+                    first,
+                    Hv,
+                    T.if_then_else(head >= 0, length, 0),
+                    T.address_of(tables[warp, 0]),
+                )
+                T.barrier_wait(landed[0], turn % 2)
+                T.wgmma_gemm(K_shared, K_shared, KK_frag, transpose_B=True, clear_accum=True)
+                T.wait_wgmma(0)
+                T.sync_threads()  # everybody has read the products before
+                T.call_extern(
+                    "handle", "share_products", T.address_of(KK_frag[0, 0]), T.address_of(products[0]), length
+                )
+                T.sync_threads()
+                if cta + (turn + 1) * ctas < items:
+                    number = cta + (turn + 1) * ctas
+                    fetch(number, k, g, beta, offsets, stride, sequences, tokens_each, K_shared, item, gates, landed)
+                if head >= 0:
+                    T.call_extern(
+                        "handle",
+                        "invert",
+                        T.address_of(products[0]),
+                        T.address_of(tables[warp, 0]),
+                        T.address_of(inverses[warp, 0]),
+                        T.address_of(places[warp, 0]),
+                        T.address_of(A[0, 0, 0]),
+                        first,
+                        Hv,
+                        length,
+                    )
+
+    return prepare
 
 
 @jit()
-def _chunk_cumsum():
-    B, Tn, Hv = T.dynamic("B"), T.dynamic("Tn"), T.dynamic("Hv")
-    warp = 32  # neighbouring lanes sum neighbouring heads: every load is coalesced
+def _l2norm():
+    rows, block = T.dynamic("rows"), 32
 
     @T.prim_func
-    def chunk_cumsum(g: T.Tensor((B, Tn, Hv), "float32"), g_cumsum: T.Tensor((B, Tn, Hv), "float32")):
-        with T.Kernel(T.ceildiv(Tn, CHUNK), T.ceildiv(Hv, warp), B, threads=warp) as (c, tile, b):
-            head = tile * warp + T.get_thread_binding()
-            total = T.alloc_var("float32", init=0.0)
-            if head < Hv:
-                for i in T.unroll(CHUNK):
-                    if c * CHUNK + i < Tn:
-                        total = total + g[b, c * CHUNK + i, head]
-                        g_cumsum[b, c * CHUNK + i, head] = total
+    def l2norm(x: T.Tensor((rows, HEAD_DIM), bf16), normalised: T.Tensor((rows, HEAD_DIM), bf16)):
+        with T.Kernel(T.ceildiv(rows, block), threads=THREADS) as tile:
+            x_frag = T.alloc_fragment((block, HEAD_DIM), fp32)
+            squares = T.alloc_fragment((block, HEAD_DIM), fp32)
+            factor = T.alloc_fragment((block,), fp32)
+            T.copy(x[tile * block : (tile + 1) * block, :], x_frag)
+            for i, j in T.Parallel(block, HEAD_DIM):
+                squares[i, j] = x_frag[i, j] * x_frag[i, j]
+            T.reduce_sum(squares, factor, dim=1)
+            for i in T.Parallel(block):
+                factor[i] = T.rsqrt(factor[i] + 1e-6)
+            for i, j in T.Parallel(block, HEAD_DIM):
+                x_frag[i, j] *= factor[i]
+            T.copy(x_frag, normalised[tile * block : (tile + 1) * block, :])
 
-    return chunk_cumsum
-
-
-@jit(disable_warp_specialized=True)
-def _kkt_inverse():
-    """One CTA per chunk and value head: K K^T on tensor cores, then forward substitution in FP32 registers.
-
-    Thread j of the first two warps solves (I + L) x = e_j, row by row: x_i = δ_ij - Σ_{m<i} L_im x_m. All
-    threads read the same L_im, four at a time: one broadcast of 16 bytes for four multiply-adds, which go to
-    four sums so that they need not wait for each other.
-    """
-    B, Tn, Hq, Hv = T.dynamic("B"), T.dynamic("Tn"), T.dynamic("Hq"), T.dynamic("Hv")
-
-    @T.prim_func
-    def kkt_inverse(
-        k: T.Tensor((B, Tn, Hq, HEAD_DIM), "bfloat16"),
-        g_cumsum: T.Tensor((B, Tn, Hv), "float32"),
-        beta: T.Tensor((B, Tn, Hv), "float32"),
-        A: T.Tensor((B, Tn, Hv, CHUNK), "bfloat16"),
-    ):
-        with T.Kernel(T.ceildiv(Tn, CHUNK), Hv, B, threads=128) as (c, h, b):
-            k_shared = T.alloc_shared((CHUNK, HEAD_DIM), "bfloat16")
-            L_shared = T.alloc_shared((CHUNK, CHUNK), "float32")
-            A_shared = T.alloc_shared((CHUNK, CHUNK), "bfloat16")
-            g_shared = T.alloc_shared((CHUNK,), "float32")
-            beta_shared = T.alloc_shared((CHUNK,), "float32")
-            L_frag = T.alloc_fragment((CHUNK, CHUNK), "float32")
-            x = T.alloc_local((CHUNK,), "float32")
-            row = T.alloc_local((4,), "float32")
-            sums = T.alloc_local((4,), "float32")
-            column = T.get_thread_binding()
-            hk = T.alloc_var("int32", init=T.truncdiv(h, T.truncdiv(Hv, Hq)))  # one division, not one per address
-
-            T.copy(k[b, c * CHUNK : (c + 1) * CHUNK, hk, :], k_shared)
-            for i in T.Parallel(CHUNK):
-                # Past the end the last gate is repeated, so that no exponent is positive.
-                g_shared[i] = g_cumsum[b, T.min(c * CHUNK + i, Tn - 1), h]
-                beta_shared[i] = beta[b, T.min(c * CHUNK + i, Tn - 1), h]
-
-            # L = StrictLower(B Γ K K^T Γ^-1)
-            T.gemm(k_shared, k_shared, L_frag, transpose_B=True, clear_accum=True)
-            for i, j in T.Parallel(CHUNK, CHUNK):
-                L_shared[i, j] = T.if_then_else(
-                    i > j, beta_shared[i] * T.exp(g_shared[i] - g_shared[j]) * L_frag[i, j], 0.0
-                )
-
-            # A = (I + L)^-1
-            if column < CHUNK:
-                for i in T.unroll(CHUNK):
-                    x[i] = 0.0
-                for i in T.unroll(CHUNK):
-                    for u in T.unroll(4):
-                        sums[u] = 0.0
-                    for m in T.unroll(T.ceildiv(i, 4)):
-                        for u in T.vectorized(4):
-                            row[u] = L_shared[i, m * 4 + u]
-                        for u in T.unroll(4):
-                            sums[u] += row[u] * x[m * 4 + u]  # L is zero and x still zero from i on
-                    x[i] = T.if_then_else(i == column, 1.0, 0.0) - (sums[0] + sums[1]) - (sums[2] + sums[3])
-                    A_shared[i, column] = x[i]
-            T.copy(A_shared, A[b, c * CHUNK : (c + 1) * CHUNK, h, :])
-
-    return kkt_inverse
+    return l2norm

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate, groupby
 from typing import TYPE_CHECKING, NamedTuple
 
 from kernels.errors import UserError
@@ -25,7 +26,10 @@ class UnsupportedCase(ValueError):
 
 @dataclass(frozen=True)
 class Case:
-    """One shape of the operator: B sequences of T tokens, Hq query/key heads, Hv value heads."""
+    """One shape of the operator: B sequences of T tokens, Hq query/key heads, Hv value heads.
+
+    With `lengths`, sequences of so many tokens lie one after the other, packed as one (B = 1) of T, their sum.
+    """
 
     name: str
     B: int
@@ -34,6 +38,7 @@ class Case:
     Hv: int
     initial_state: bool = False
     gates: str = "random"  # a key of GATES
+    lengths: tuple[int, ...] = ()  # 0 is one too
 
     def __post_init__(self) -> None:
         if min(self.B, self.T, self.Hq, self.Hv) < 1 or self.Hv % self.Hq:
@@ -43,6 +48,16 @@ class Case:
             )
         if self.gates not in GATES:
             raise ValueError(f"case {self.name}: gates must be one of {', '.join(GATES)}, found {self.gates!r}")
+        if self.lengths and (self.B != 1 or sum(self.lengths) != self.T or min(self.lengths) < 0):
+            raise ValueError(
+                f"case {self.name}: lengths of packed sequences must be at least 0, B must be 1 and T their sum, "
+                f"found B={self.B} T={self.T} lengths={self.lengths}"
+            )
+
+    @property
+    def sequences(self) -> tuple[int, ...]:
+        """The number of tokens of each sequence."""
+        return self.lengths or (self.T,) * self.B
 
     @property
     def decays(self) -> bool:
@@ -53,7 +68,14 @@ class Case:
     @property
     def shape(self) -> str:
         """The shape as tables print it."""
-        return f"B={self.B} T={self.T} Hq={self.Hq} Hv={self.Hv}" + (" S0" if self.initial_state else "")
+        tokens = f"T={_packed(self.lengths)}" if self.lengths else f"B={self.B} T={self.T}"
+        return f"{tokens} Hq={self.Hq} Hv={self.Hv}" + (" S0" if self.initial_state else "")
+
+
+def _packed(lengths: tuple[int, ...]) -> str:
+    """Lengths in short: 28672+4096, or 8x4096 for equal ones."""
+    runs = [(length, len(list(run))) for length, run in groupby(lengths)]
+    return "+".join(f"{count}x{length}" if count > 1 else str(length) for length, count in runs)
 
 
 def _mixed(g: torch.Tensor) -> torch.Tensor:
@@ -112,7 +134,18 @@ def _qwen() -> tuple[Case, ...]:
     return (*grid, case("q16_64_4x8192", 4, 8192, 16, 64), case("q8_32_8x1024", 8, 1024, 8, 32))
 
 
-SUITES: dict[str, tuple[Case, ...]] = {"lab": _LAB, "qwen": _qwen()}
+def _varlen() -> tuple[Case, ...]:
+    """Packed sequences, few and long to many and short, at a few, some and many heads."""
+
+    def case(lengths: tuple[int, ...], Hq: int, Hv: int) -> Case:
+        name = f"v{Hq}_{Hv}_{_packed(lengths).replace('+', '_')}"
+        return Case(name, 1, sum(lengths), Hq, Hv, initial_state=True, lengths=lengths)
+
+    packings = ((28672, 4096), (16384,) * 2, (4096,) * 8, (1024,) * 8)
+    return tuple(case(lengths, Hq, Hv) for Hq, Hv in ((2, 8), (8, 32), (16, 64)) for lengths in packings)
+
+
+SUITES: dict[str, tuple[Case, ...]] = {"lab": _LAB, "qwen": _qwen(), "varlen": _varlen()}
 CASES: dict[str, Case] = {case.name: case for suite in SUITES.values() for case in suite}
 
 
@@ -134,14 +167,15 @@ def select(names: str) -> tuple[Case, ...]:
 
 
 class Inputs(NamedTuple):
-    """Inputs of the full forward: log-gates per token, not yet summed over chunks."""
+    """Inputs of the full forward: log-gates per token, not yet summed over chunks. N sequences: B, or those packed."""
 
     q: torch.Tensor  # [B,T,Hq,128] BF16, L2-normalised
     k: torch.Tensor  # [B,T,Hq,128] BF16, L2-normalised
     v: torch.Tensor  # [B,T,Hv,128] BF16
     g: torch.Tensor  # [B,T,Hv] FP32, natural log, <= 0
     beta: torch.Tensor  # [B,T,Hv] FP32, in (0, 1)
-    initial_state: torch.Tensor | None  # [B,Hv,128,128] FP32 as [dk,dv]
+    initial_state: torch.Tensor | None  # [N,Hv,128,128] FP32 as [dk,dv]
+    cu_seqlens: torch.Tensor | None = None  # [N+1] INT32 where packed: where sequences begin and the last one ends
 
 
 @dataclass(frozen=True)
@@ -151,7 +185,7 @@ class Implementation:
     label: str  # what tables call it
     forward: Callable[..., tuple]  # what is timed
     convert: Callable[[Inputs], tuple]  # inputs of a case -> arguments of `forward`
-    result: Callable[[tuple, Inputs], tuple] = lambda returned, inputs: returned  # -> output, final_state
+    result: Callable[[tuple, Inputs], tuple] = lambda returned, inputs: returned  # -> what its phase is checked for
     many_launches: bool = False  # thousands a call: a CUDA graph holds one call, not one per copy of the inputs
 
 
@@ -175,8 +209,10 @@ def make_inputs(case: Case, device: str = "cuda", seed: int = 42) -> Inputs:
     v = randn(B, T, Hv, HEAD_DIM).bfloat16()
     g = GATES[case.gates](logsigmoid(randn(B, T, Hv)) / 16)
     beta = randn(B, T, Hv).sigmoid()
-    state = randn(B, Hv, HEAD_DIM, HEAD_DIM) if case.initial_state else None
-    return Inputs(q, k, v, g, beta, state)
+    state = randn(len(case.sequences), Hv, HEAD_DIM, HEAD_DIM) if case.initial_state else None
+    offsets = [0, *accumulate(case.lengths)]
+    cu_seqlens = torch.tensor(offsets, dtype=torch.int32, device=device) if case.lengths else None
+    return Inputs(q, k, v, g, beta, state, cu_seqlens)
 
 
 def check_core_inputs(
@@ -187,13 +223,32 @@ def check_core_inputs(
     beta: torch.Tensor,
     A: torch.Tensor,
     initial_state: torch.Tensor | None,
+    cu_seqlens: torch.Tensor | None = None,
 ) -> tuple[int, int, int, int]:
-    """Return (B, T, Hq, Hv) of a core call, or refuse it.
+    """Return (B, T, Hq, Hv) of a core call, or refuse it. What `cu_seqlens` holds is not looked at.
 
     Raises:
         TypeError: a tensor has the wrong dtype.
         ValueError: wrong shape, device or memory layout.
     """
+    return _check(q, k, v, "g_cumsum", g_cumsum, beta, A, initial_state, cu_seqlens)
+
+
+def check_inputs(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    initial_state: torch.Tensor | None,
+    cu_seqlens: torch.Tensor | None = None,
+) -> tuple[int, int, int, int]:
+    """Return (B, T, Hq, Hv) of a call of the full forward, or refuse it as `check_core_inputs` does."""
+    return _check(q, k, v, "g", g, beta, None, initial_state, cu_seqlens)
+
+
+def _check(q, k, v, gates: str, g, beta, A, initial_state, cu_seqlens) -> tuple[int, int, int, int]:
+    """Both checks; `gates` is what errors call g."""
     import torch
 
     if q.ndim != 4 or v.ndim != 4:
@@ -208,15 +263,25 @@ def check_core_inputs(
         )
     bf16, fp32 = torch.bfloat16, torch.float32
     device, on_cpu = q.device, q.device.type == "cpu"  # asked once: this runs before every launch
-    expected = (
+    expected = [
         ("q", q, (B, T, Hq, HEAD_DIM), bf16),
         ("k", k, (B, T, Hq, HEAD_DIM), bf16),
         ("v", v, (B, T, Hv, HEAD_DIM), bf16),
-        ("g_cumsum", g_cumsum, (B, T, Hv), fp32),
+        (gates, g, (B, T, Hv), fp32),
         ("beta", beta, (B, T, Hv), fp32),
         ("A", A, (B, T, Hv, CHUNK), bf16),
-        ("initial_state", initial_state, (B, Hv, HEAD_DIM, HEAD_DIM), fp32),
-    )
+    ]
+    sequences = B
+    if cu_seqlens is not None:
+        if cu_seqlens.ndim != 1 or len(cu_seqlens) < 2 or B != 1:
+            raise ValueError(
+                "cu_seqlens must be [N+1], the offsets of N >= 1 sequences packed as B=1, found shape "
+                f"{list(cu_seqlens.shape)} and B={B}: pack the sequences one after the other"
+            )
+        sequences = len(cu_seqlens) - 1
+        integer = torch.int64 if cu_seqlens.dtype == torch.int64 else torch.int32
+        expected.append(("cu_seqlens", cu_seqlens, (sequences + 1,), integer))
+    expected.append(("initial_state", initial_state, (sequences, Hv, HEAD_DIM, HEAD_DIM), fp32))
     for name, tensor, shape, dtype in expected:
         if tensor is None:
             continue

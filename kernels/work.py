@@ -9,9 +9,14 @@ Needs neither torch nor tilelang.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from kernels.problem import CHUNK, HEAD_DIM, Case
+
+if TYPE_CHECKING:
+    import torch
 
 BF16, FP32 = 2, 4  # bytes
 # Dense BF16, of one SM of Hopper: 989 TFLOP/s of an H100 SXM over 132 SMs and 1830 MHz (NVIDIA's H100 white paper).
@@ -34,6 +39,14 @@ class Ceilings:
     bytes_per_second: float  # large copy, bytes read plus bytes written
 
 
+@functools.cache
+def sm_count(device: torch.device) -> int:
+    """SMs of a device, of a MIG slice where it is one; a full H100 or H200 where there is no GPU to ask."""
+    import torch
+
+    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
+
+
 def core(case: Case) -> Work:
     """U, W, S and O from given g_cumsum and A.
 
@@ -51,12 +64,17 @@ def full(case: Case) -> Work:
 
     g_cumsum and A are intermediates: they cost no bytes, and g is read instead.
     """
-    cubes = case.B * sum(length**3 for length in _lengths(case))
+    cubes = sum(length**3 for length in _lengths(case))
     preprocess = 2 * _squares(case) * HEAD_DIM * case.Hq + cubes * case.Hv // 3
     return Work(core(case).flops + preprocess, _io(case) + case.B * case.T * case.Hv * (FP32 + FP32))
 
 
 WORK = {"core": core, "full": full}  # by phase
+
+
+def intermediates(case: Case) -> int:
+    """Bytes of A and g_cumsum, which a full forward in two steps keeps between them."""
+    return case.B * case.T * case.Hv * (CHUNK * BF16 + FP32)
 
 
 def formulations(case: Case) -> dict[str, Work]:
@@ -67,7 +85,7 @@ def formulations(case: Case) -> dict[str, Work]:
     dv in two tiles, each of them forms both again. Intermediates in device memory are U, W and Vnew, in FP32 per
     token, and S per chunk, each written once and read once.
     """
-    tokens, chunks = case.B * case.T * case.Hv, case.B * len(_lengths(case)) * case.Hv
+    tokens, chunks = case.B * case.T * case.Hv, len(_lengths(case)) * case.Hv
     least, squares = core(case), 2 * _squares(case) * HEAD_DIM * case.Hv
     states = 3 * 2 * tokens * HEAD_DIM**2
     stored = 2 * FP32 * HEAD_DIM * (3 * tokens + chunks * HEAD_DIM)
@@ -95,17 +113,17 @@ def speed_of_light(work: Work, ceilings: Ceilings) -> float:
 
 
 def _lengths(case: Case) -> list[int]:
-    """The number of tokens of each chunk of one sequence."""
-    chunks, rest = divmod(case.T, CHUNK)
-    return [CHUNK] * chunks + [rest] * (rest > 0)
+    """The number of tokens of each chunk; sequences share none."""
+    parts = [divmod(tokens, CHUNK) for tokens in case.sequences]
+    return [length for chunks, rest in parts for length in [CHUNK] * chunks + [rest] * (rest > 0)]
 
 
 def _squares(case: Case) -> int:
-    return case.B * sum(length**2 for length in _lengths(case))
+    return sum(length**2 for length in _lengths(case))
 
 
 def _io(case: Case) -> int:
     """Bytes of q, k, v, output and the states: what core and full have in common."""
     tokens = case.B * case.T * HEAD_DIM * BF16 * (2 * case.Hq + 2 * case.Hv)
-    states = case.B * case.Hv * HEAD_DIM**2 * FP32 * (2 if case.initial_state else 1)
+    states = len(case.sequences) * case.Hv * HEAD_DIM**2 * FP32 * (2 if case.initial_state else 1)
     return tokens + states

@@ -2,7 +2,7 @@
 
     python -m profiling.bench [--variant all] [--case lab] [--peers] [--out FOLDER]
 
-A case is run in one process on one GPU. Each implementation must first match the FP64 recurrence, on outputs that
+A case is run in one process on one GPU. Each implementation must first match the FP64 reference, on outputs that
 were poisoned with NaN where torch allocates them; a variant's wrong result ends the run with a non-zero exit code, a
 library's is noted and not timed. Then all of a phase are timed, interleaved round by round, so that drift hits all
 alike:
@@ -12,7 +12,9 @@ alike:
 - eager: one CUDA-event pair and one synchronize around each call, after 10 warm-ups; this includes Python,
   allocation and launch.
 
-With peers there is a second phase: full, from log-gates per token, where the last rung runs behind its preprocessing.
+With peers there are more phases than the core. full is from log-gates per token, ours as the public function, under the
+last rung's name. cumsum and A are what comes before the core, see kernels.peers; ours is one kernel, and is in A. Of a
+full forward the peak of memory is measured too.
 """
 
 from __future__ import annotations
@@ -30,9 +32,9 @@ import torch
 import variants
 from kernels import peers, problem, work
 from kernels.errors import command
-from kernels.preprocess import core_inputs
+from kernels.preprocess import core_inputs, prepare
 from kernels.problem import Case, Implementation, Inputs, UnsupportedCase
-from kernels.reference import WrongResult, check, recurrence
+from kernels.reference import WrongResult, check, preprocessing, recurrence
 from profiling import run, schema
 
 GRAPH_SAMPLES = 20
@@ -47,7 +49,9 @@ PROTOCOL = {
     "warm-ups, one event pair and one synchronize each",
     "order": "one process, all implementations of a phase interleaved round by round",
     "correctness": "before timing, against the FP64 token recurrence: relative L2 <= 5e-3; rtol = atol = 5e-3 on every "
-    "element where all heads decay",
+    "element where all heads decay; cumsum and A against FP64 formulas, relative L2 <= 5e-3",
+    "memory": "peak of what one full forward, not the first, asks of torch's allocator, less what it returns; what a "
+    "library keeps between calls is not in it",
 }
 
 # What each `convert` made of a case's inputs. Implementations that want the same share it.
@@ -66,17 +70,24 @@ def poisoned_memory():
 
 
 def implementations(names: tuple[str, ...]) -> dict[str, dict[str, Implementation]]:
-    """By phase: the core of every rung, and the last one behind its preprocessing."""
-    forwards = {name: variants.load(name).gdn_prefill_forward for name in names}
+    """By phase: the core of every rung; what prepares it, and the public function, as the last one's."""
+    last, label = names[-1], variants.label(names[-1])
 
-    def full(*inputs):
-        return forwards[names[-1]](*core_inputs(Inputs(*inputs)))
+    def full(q, k, v, g, beta, state, cu_seqlens):
+        return variants.chunk_gated_delta_rule(
+            q, k, v, g, beta, initial_state=state, output_final_state=True, cu_seqlens=cu_seqlens
+        )
+
+    def gates(inputs: Inputs) -> tuple:
+        return inputs.k, inputs.g, inputs.beta, inputs.cu_seqlens
 
     return {
         "core": {
-            name: Implementation(variants.label(name), forward, core_inputs) for name, forward in forwards.items()
+            name: Implementation(variants.label(name), variants.core_forward(name), core_inputs) for name in names
         },
-        "full": {names[-1]: Implementation(variants.label(names[-1]), full, tuple)},
+        "cumsum": {},
+        "A": {last: Implementation(label, prepare, gates, lambda prepared, _: prepared[1:])},
+        "full": {last: Implementation(label, full, tuple)},
     }
 
 
@@ -85,14 +96,20 @@ class Gate:
     """Who passed on one case, with which arguments and errors, and who was left out, and why."""
 
     arguments: Arguments
-    errors: dict[str, dict[str, float]]  # relative L2 error of output and final state, by implementation
+    errors: dict[str, dict[str, float]]  # relative L2 error of every tensor, by implementation
     skipped: dict[str, str]
 
 
 def gate(
-    ours: dict[str, Implementation], guests: dict[str, Implementation], case: Case, inputs: Inputs, expected
+    ours: dict[str, Implementation],
+    guests: dict[str, Implementation],
+    case: Case,
+    inputs: Inputs,
+    expected: tuple[torch.Tensor, ...],
+    phase: str = "core",
 ) -> Gate:
-    """Compare every implementation with the reference. A guest that is wrong or fails is left out, not the end.
+    """Compare every implementation of a phase with the reference. A guest that is wrong or fails is left out, not the
+    end.
 
     Raises:
         WrongResult: one of ours is wrong; names it, the case, the tensor and the error.
@@ -103,7 +120,8 @@ def gate(
             arguments = passed.arguments.get(each.convert) or each.convert(inputs)
             with poisoned_memory():
                 actual = each.result(each.forward(*arguments), inputs)
-            passed.errors[name] = check(actual, expected, elementwise=case.decays)
+            elementwise = case.decays and phase in work.WORK
+            passed.errors[name] = check(actual, expected, elementwise, schema.CHECKED[phase])
             passed.arguments[each.convert] = arguments
         except UnsupportedCase as reason:
             passed.skipped[name] = str(reason)
@@ -142,12 +160,16 @@ def time_implementations(chosen: dict[str, Implementation], arguments: Arguments
 
 
 def input_copies(arguments: tuple) -> list[tuple]:
-    """Enough copies of the tensors among the arguments that reading each once moves L2_MULTIPLE times the L2 cache."""
+    """Enough copies of the tensors among the arguments that reading each once moves L2_MULTIPLE times the L2 cache.
+
+    Offsets are the same in all: they are small, and libraries know them again by their identity.
+    """
     size = sum(x.numel() * x.element_size() for x in arguments if isinstance(x, torch.Tensor))
     l2 = torch.cuda.get_device_properties(0).L2_cache_size
     extra = -(-L2_MULTIPLE * l2 // size) - 1
     return [arguments] + [
-        tuple(x.clone() if isinstance(x, torch.Tensor) else x for x in arguments) for _ in range(extra)
+        tuple(x.clone() if isinstance(x, torch.Tensor) and x.is_floating_point() else x for x in arguments)
+        for _ in range(extra)
     ]
 
 
@@ -174,6 +196,19 @@ def timed(call: Callable[[], object]) -> float:
     end.record()
     end.synchronize()
     return start.elapsed_time(end) * 1e-3
+
+
+def peak_memory(forward: Callable[..., tuple], arguments: tuple) -> int:
+    """Bytes that a call has allocated at its peak beyond what was there before, less those of the tensors it returns.
+
+    As they were asked for: how far the allocator rounds depends on what it holds already.
+    """
+    torch.cuda.synchronize()
+    torch.cuda.reset_peak_memory_stats()
+    before = torch.cuda.memory_stats()["requested_bytes.all.current"]
+    returned = forward(*arguments)
+    peak = torch.cuda.memory_stats()["requested_bytes.all.peak"]
+    return peak - before - sum(x.numel() * x.element_size() for x in returned)
 
 
 def measure_ceilings() -> work.Ceilings:
@@ -219,49 +254,59 @@ def bench(names: tuple[str, ...], cases: tuple[Case, ...], folder: Path, info: d
         started = time.perf_counter()
         print(f"\n[{number}/{len(cases)}] {case.name}  {case.shape}", flush=True)
         inputs = problem.make_inputs(case)
-        expected = recurrence(*inputs)
-        for phase in work.WORK if with_peers else ("core",):
+        expected = {"core": recurrence(*inputs)}
+        if with_peers:
+            g_cumsum, A = preprocessing(inputs.k, inputs.g, inputs.beta, inputs.cu_seqlens)
+            expected |= {"cumsum": (g_cumsum,), "A": (A,), "full": expected["core"]}
+        for phase in expected:
             guests = {name: phases[phase] for name, phases in theirs.items() if phase in phases}
             chosen = ours[phase] | guests
-            passed = gate(ours[phase], guests, case, inputs, expected)
+            passed = gate(ours[phase], guests, case, inputs, expected[phase], phase)
+            peaks = {
+                name: peak_memory(chosen[name].forward, passed.arguments[chosen[name].convert])
+                for name in passed.errors
+                if phase == "full"
+            }
             samples = time_implementations({name: chosen[name] for name in passed.errors}, passed.arguments)
             info["planned"].append({"case": case.name, "phase": phase, "variants": list(chosen)})
             info["skipped"] += [
                 {"variant": name, "case": case.name, "phase": phase, "reason": reason}
                 for name, reason in passed.skipped.items()
             ]
-            run.add_rows(folder, _rows(info, case, phase, passed.errors, samples))
-            _print_phase(case, phase, passed, samples, ceilings)
+            if rows := _rows(info, case, phase, passed.errors, peaks, samples):
+                run.add_rows(folder, rows)
+            _print_phase(case, phase, passed, peaks, samples, ceilings)
         info["clocks"]["seen"].append({"case": case.name, **run.clocks()})
         run.write_info(folder, info)
         print(f"  {time.perf_counter() - started:.0f} s", flush=True)
 
 
-def _rows(info: dict, case: Case, phase: str, errors: dict, samples: dict) -> list[dict]:
+def _rows(info: dict, case: Case, phase: str, errors: dict, peaks: dict, samples: dict) -> list[dict]:
     def row(variant: str, metric: str, sample: int, value: float) -> dict:
         where = (info["run"], info["gpu"]["name"], "bench", variant, case.name, phase)
         return schema.row(*where, metric, schema.BENCH_METRICS[metric], value, sample=sample)
 
     rows = [row(name, f"error_{tensor}", 0, e) for name, by in errors.items() for tensor, e in by.items()]
+    rows += [row(name, "peak_memory", 0, peak) for name, peak in peaks.items()]
     for name, by_metric in samples.items():
         for metric, values in by_metric.items():
             rows += [row(name, metric, i, value) for i, value in enumerate(values)]
     return rows
 
 
-def _print_phase(case: Case, phase: str, passed: Gate, samples: dict, ceilings: work.Ceilings) -> None:
-    floor = work.speed_of_light(work.WORK[phase](case), ceilings)
-    heads = f"{'graph':>11}{'eager':>11}{'speed-up':>10}{'of light':>10}{'output err':>12}{'state err':>11}"
-    print(f"  {phase:<16}{heads}")
+def _print_phase(case: Case, phase: str, passed: Gate, peaks: dict, samples: dict, ceilings: work.Ceilings) -> None:
+    floor = work.speed_of_light(work.WORK[phase](case), ceilings) if phase in work.WORK else None
+    heads = f"{'graph':>11}{'eager':>11}{'speed-up':>10}" + (f"{'of light':>10}" if floor else "")
+    heads += "".join(f"{tensor + ' err':>17}" for tensor in schema.CHECKED[phase])
+    print(f"  {phase:<16}{heads}{'peak memory' if peaks else '':>15}")
     first = None
     for name, by_metric in samples.items():
         graph, eager = (statistics.median(by_metric[f"latency_{clock}"]) for clock in ("graph", "eager"))
         first = first or graph
-        errors = passed.errors[name]
-        print(
-            f"  {name:<16}{graph * 1e6:>8.1f} µs{eager * 1e6:>8.1f} µs{first / graph:>9.2f}x{floor / graph:>10.1%}"
-            f"{errors['output']:>12.1e}{errors['final_state']:>11.1e}"
-        )
+        light = f"{floor / graph:>10.1%}" if floor else ""
+        errors = "".join(f"{error:>17.1e}" for error in passed.errors[name].values())
+        memory = f"{peaks[name] / 2**20:>11.1f} MiB" if peaks else ""
+        print(f"  {name:<16}{graph * 1e6:>8.1f} µs{eager * 1e6:>8.1f} µs{first / graph:>9.2f}x{light}{errors}{memory}")
     for name, reason in passed.skipped.items():
         print(f"  {name:<16}not timed: {reason}")
 
@@ -272,7 +317,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--variant", default="all", help="all, or names separated by commas")
     parser.add_argument("--case", default="lab", help="suites and cases separated by commas")
-    parser.add_argument("--peers", action="store_true", help="the public libraries too, core and full")
+    parser.add_argument("--peers", action="store_true", help="the public libraries too, in all phases")
     parser.add_argument("--out", help="a new folder; results/<time>-bench if left out")
     options = parser.parse_args()
     names, cases = variants.select(options.variant), problem.select(options.case)

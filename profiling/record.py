@@ -2,11 +2,11 @@
 
     python -m profiling.record [--part bench|cold|ncu|nsys|trace|rows] [--replace] [--out FOLDER]
 
---out records into a folder of one's own instead. `bench` starts a run: every rung on `lab`, the last one on `qwen`, the
-public libraries on both. `cold` (the cold start), `ncu` and `nsys` add to it; without --part all run in turn. Each ends
-within ten minutes on an H200, but for `bench` on a machine where the libraries have not compiled their kernels yet. A
-recorded run is replaced only with --replace. `rows` reads the recorded exports anew, once more is read from them; it
-needs no GPU.
+--out records into a folder of one's own instead. `bench` starts a run: every rung on `lab`, the last one on `qwen` and
+`varlen`, the public libraries on all. `cold` (the cold start), `ncu` and `nsys` add to it; without --part all run in
+turn. Each ends within ten minutes on an H200, but for `bench` on a machine where the libraries have not compiled their
+kernels yet. A recorded run is replaced only with --replace. `rows` reads the recorded exports anew, once more is read
+from them; it needs no GPU.
 
 `trace` may be added at another commit than the run's: a trace is read by itself, and carries its commit and the time
 of the untraced kernel beside it, which shows whether that is still the one that was benchmarked.
@@ -95,7 +95,8 @@ def _bench(names: tuple[str, ...], folder: Path, info: dict, replace: bool) -> N
         raise run.BadRun(f"{folder}: a run is recorded already; replace it with REPLACE=1, or name a new OUT")
     with tempfile.TemporaryDirectory() as scratch:
         bench.bench(names, problem.SUITES["lab"], Path(scratch), info, with_peers=True)
-        bench.bench(names[-1:], problem.SUITES["qwen"], Path(scratch), info, with_peers=True)
+        for suite in ("qwen", "varlen"):
+            bench.bench(names[-1:], problem.SUITES[suite], Path(scratch), info, with_peers=True)
         shutil.rmtree(folder, ignore_errors=True)
         folder.mkdir(parents=True)
         schema.write(schema.read(schema.stored(Path(scratch))), folder / "measurements.csv.gz")

@@ -7,7 +7,7 @@
 | tool    | bench, ncu or nsys |
 | variant | a rung of the ladder, or a peer library |
 | case    | a case of kernels.problem |
-| phase   | core, preprocess or full |
+| phase   | core, preprocess, cumsum, A or full |
 | kernel  | the device function; empty for whole-operator rows |
 | metric  | short name: the benchmark's below, Nsight's in profiling.metrics |
 | unit    | second, byte, ratio (0 to 1) or count |
@@ -29,18 +29,25 @@ from kernels.errors import UserError
 COLUMNS = ["run", "gpu", "tool", "variant", "case", "phase", "kernel", "metric", "unit", "sample", "value"]
 KEY = [*COLUMNS[:8], "sample"]  # at most one row each
 TOOLS = ("bench", "ncu", "nsys")
-PHASES = ("core", "preprocess", "full")
+PHASES = ("core", "preprocess", "cumsum", "A", "full")
 UNITS = ("second", "byte", "ratio", "count")
 # What pandas raises at a file that is no CSV, or no packed one.
 UNREADABLE = (pd.errors.EmptyDataError, pd.errors.ParserError, EOFError, OSError, ValueError, zlib.error)
 RATIO_SLACK = 1e-3  # hardware counters are read in different passes, so a full pipe may show 100.01 %
 
+# The phases that the benchmark times, and the tensors of each that it compares with the FP64 reference.
+CHECKED = {
+    "core": ("output", "final_state"),
+    "cumsum": ("g_cumsum",),  # of the libraries
+    "A": ("A",),  # ours sums the gates in the same kernel
+    "full": ("output", "final_state"),
+}
+LATENCIES = ("latency_graph", "latency_eager")
 # The benchmark's metrics and their units.
 BENCH_METRICS = {
-    "latency_graph": "second",
-    "latency_eager": "second",
-    "error_output": "ratio",  # relative L2 error against the FP64 recurrence
-    "error_final_state": "ratio",
+    **dict.fromkeys(LATENCIES, "second"),
+    **{f"error_{tensor}": "ratio" for tensors in CHECKED.values() for tensor in tensors},  # relative L2 error
+    "peak_memory": "byte",  # of a full forward, beyond its inputs and outputs; absent in earlier runs
 }
 # How an implementation starts where nothing is compiled yet, and where its kernels are; see profiling.coldstart.
 COLD_METRICS = {"cold_start": "second", "cached_start": "second", "kernels_compiled": "count"}
@@ -48,6 +55,11 @@ COLD_METRICS = {"cold_start": "second", "cached_start": "second", "kernels_compi
 
 class BadTable(UserError):
     """A table that can't be trusted: which file and row, what was found, what to do."""
+
+
+def required(phase: str) -> tuple[str, ...]:
+    """The metrics that the benchmark leaves of whatever it timed in a phase."""
+    return (*LATENCIES, *(f"error_{tensor}" for tensor in CHECKED[phase]))
 
 
 def row(

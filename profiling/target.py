@@ -33,7 +33,7 @@ def main() -> None:
     for case in problem.select(options.case):
         inputs = problem.make_inputs(case)
         for name in variants.select(options.variant):
-            forward = variants.load(name).gdn_prefill_forward
+            forward = variants.core_forward(name)
             for _ in range(WARMUPS):
                 _forward(forward, core_inputs(inputs), name, case)
             torch.cuda.synchronize()

@@ -47,15 +47,15 @@ def recordable(name: str, case: Case) -> int:
         UserError: the variant does not support the case.
     """
     _marked(_launches(name, build.meta_inputs(case), case, traced=True), name)
-    return min(-(-case.T // CHUNK), CHUNKS) - 1  # the last one has no end, see profiling.spans
+    return min(-(-case.sequences[0] // CHUNK), CHUNKS) - 1  # the last one has no end, see profiling.spans
 
 
 def record(name: str, case: Case, folder: Path, info: dict, now: dict) -> dict:
     """Trace a variant on a case into `folder`; return, and add to info["trace"], what is known of the trace.
 
     `info` is the run's, `now` what profiling.run.describe says here and now. Known are variant and case; commit and
-    driver, which may be others than the run's; chunks of the sequence, and how many were recorded; dv_tile, the columns
-    of dv that the CTA owns; traced_s and untraced_s, seconds of a call with and without tracing.
+    driver, which may be others than the run's; chunks of the first sequence, and how many were recorded; dv_tile, the
+    columns of dv that the CTA owns; traced_s and untraced_s, seconds of a call with and without tracing.
 
     Raises:
         NoMarkers, BadTable: see `recordable` and profiling.spans.decode.
@@ -91,7 +91,7 @@ def record(name: str, case: Case, folder: Path, info: dict, now: dict) -> dict:
         "case": case.name,
         "commit": now["commit"],
         "driver": now["gpu"]["driver"],
-        "chunks": -(-case.T // CHUNK),
+        "chunks": -(-case.sequences[0] // CHUNK),
         "recorded": int(events["chunk"].max()) + 1,
         "dv_tile": marked.source.dv_tile,
         "untraced_s": statistics.median(samples["untraced"]),
@@ -103,7 +103,7 @@ def record(name: str, case: Case, folder: Path, info: dict, now: dict) -> dict:
 
 def _launches(name: str, arguments: tuple, case: Case, traced: bool) -> list[build.Launch]:
     try:
-        return build.launches_of(variants.load(name).gdn_prefill_forward, arguments, traced)
+        return build.launches_of(variants.core_forward(name), arguments, traced)
     except problem.UnsupportedCase as reason:
         raise UserError(f"{name} does not support {case.name}: {reason}; leave one of them out") from None
 

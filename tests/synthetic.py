@@ -16,13 +16,23 @@ RUN = "20260101T000000Z-h200-0123456789"
 CEILINGS = {"flops_per_second": 8e14, "bytes_per_second": 4e12}
 NUDGES = (-0.002, -0.001, 0.0, 0.001, 0.002)  # of the samples, relative to their median: a spread of 0.1 %
 KERNELS = {"naive": ["naive_uw_kernel", "naive_state_kernel", "naive_output_kernel"]}  # others have one, by name
-LIBRARIES = ("fla", "flashqla", "token_loop")  # variants of these names are public libraries, no rungs
+LIBRARIES = ("fla", "flashqla", "flashinfer", "token_loop")  # variants of these names are public libraries, no rungs
+PHASES = {"core": 1, "cumsum": 0.1, "A": 0.4, "full": 1.5}  # what each takes, in core's times
+PEAK = 3 * 2**20  # bytes: of the first implementation of a full forward; the next takes twice as much, and so on
 STALLS = {"stall_long_scoreboard": 4.0, "stall_wait": 1.5, "stall_barrier": 3.0, "stall_misc": 0.1}
 
 Times = dict[str, dict[str, float]]  # seconds of the graph clock, by variant and case
 
 
-def info(times: Times, skipped: list[tuple[str, str, str]]) -> dict:
+def timed(times: Times, phase: str) -> list[str]:
+    """Who has a phase: of the rungs all a core, the last one A and full too; FLA and FlashQLA all, FlashInfer full."""
+    rungs = [name for name in times if name not in LIBRARIES]
+    ours = {"core": rungs, "cumsum": []}.get(phase, rungs[-1:])
+    lacking = {"core": ("flashinfer",), "full": ()}.get(phase, LIBRARIES[2:])
+    return [*ours, *(name for name in times if name in LIBRARIES and name not in lacking)]
+
+
+def info(times: Times, skipped: list[tuple[str, str, str]], phases: tuple[str, ...] = ("core",)) -> dict:
     """A run.json; `skipped` lists (variant, case, reason)."""
     cases = {case for by_case in times.values() for case in by_case}
     return {
@@ -37,27 +47,36 @@ def info(times: Times, skipped: list[tuple[str, str, str]]) -> dict:
         "versions": {"python": "3.12.0", "torch": "2.11.0", "tilelang": "0.1.15"},
         "variants": {name: f"the idea of {name}" for name in times if name not in LIBRARIES},
         "peers": {name: f"the library {name}" for name in times if name in LIBRARIES},
-        "planned": [{"case": case, "phase": "core", "variants": list(times)} for case in sorted(cases)],
+        "planned": [
+            {"case": case, "phase": phase, "variants": timed(times, phase)}
+            for case in sorted(cases)
+            for phase in phases
+        ],
         "skipped": [
-            dict(zip(("variant", "case", "reason"), skip, strict=True)) | {"phase": "core"} for skip in skipped
+            dict(zip(("variant", "case", "reason"), skip, strict=True)) | {"phase": phase}
+            for skip in skipped
+            for phase in phases
         ],
         "ceilings": CEILINGS,
         "protocol": {"graph": "median of 5 replays", "eager": "median of 5 calls"},
     }
 
 
-def rows(times: Times, profiled: tuple[str, ...]) -> list[dict]:
+def rows(times: Times, profiled: tuple[str, ...], phases: tuple[str, ...] = ("core",)) -> list[dict]:
     """The benchmark's rows of every time, eager twice the graph; both profilers' rows of the cases in `profiled`."""
     found = []
-    for variant, by_case in times.items():
-        for case, time in by_case.items():
-            where = (RUN, GPU, "bench", variant, case, "core")
-            found += [schema.row(*where, f"error_{name}", "ratio", 3e-3) for name in ("output", "final_state")]
-            for metric, factor in (("latency_graph", 1), ("latency_eager", 2)):
-                values = [factor * time * (1 + nudge) for nudge in NUDGES]
-                found += [schema.row(*where, metric, "second", value, sample=i) for i, value in enumerate(values)]
-            if case in profiled:
-                found += _profile(variant, case, time)
+    for phase in phases:
+        for number, variant in enumerate(timed(times, phase), 1):
+            for case, time in times[variant].items():
+                where = (RUN, GPU, "bench", variant, case, phase)
+                found += [schema.row(*where, f"error_{name}", "ratio", 3e-3) for name in schema.CHECKED[phase]]
+                for metric, factor in (("latency_graph", 1), ("latency_eager", 2)):
+                    values = [PHASES[phase] * factor * time * (1 + nudge) for nudge in NUDGES]
+                    found += [schema.row(*where, metric, "second", value, sample=i) for i, value in enumerate(values)]
+                if phase == "full":
+                    found.append(schema.row(*where, "peak_memory", "byte", number * PEAK))
+                if phase == "core" and case in profiled:
+                    found += _profile(variant, case, time)
     return found
 
 
@@ -93,11 +112,12 @@ def write_run(
     times: Times,
     skipped: list[tuple[str, str, str]] | tuple = (),
     profiled: tuple[str, ...] = (),
+    phases: tuple[str, ...] = ("core",),
 ) -> Path:
     """Write run.json and measurements.csv into a new folder and return it."""
     folder.mkdir(parents=True)
-    run.write_info(folder, info(times, list(skipped)))
-    run.add_rows(folder, rows(times, profiled))
+    run.write_info(folder, info(times, list(skipped), phases))
+    run.add_rows(folder, rows(times, profiled, phases))
     return folder
 
 

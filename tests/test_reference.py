@@ -1,13 +1,18 @@
 """The references against each other, and against the token recurrence written out in NumPy loops."""
 
+from itertools import pairwise
+
 import numpy as np
 import pytest
 import torch
 
 from kernels import preprocess, reference
-from kernels.problem import Case, make_inputs
+from kernels.problem import Case, Inputs, make_inputs
 
 LENGTHS = [1, 63, 64, 65, 127, 200]
+# Short chunks, one token, none at either end and in the middle, and one length twice, apart from each other.
+PACKINGS = [(65, 1, 0, 64, 200, 1, 65), (0, 130), (130, 0), (7,)]
+FORMS = [reference.recurrence, reference.chunkwise, reference.affine_scan]
 GATES = ["random", "mixed", "zero", "steep"]
 
 
@@ -15,9 +20,21 @@ def inputs_of(T, gates="random", initial_state=True, B=1, Hq=1, Hv=2):
     return make_inputs(Case("test", B, T, Hq, Hv, initial_state, gates), device="cpu")
 
 
+def packed_inputs(lengths, gates="random", initial_state=True, Hq=1, Hv=2):
+    return make_inputs(Case("test", 1, sum(lengths), Hq, Hv, initial_state, gates, lengths), device="cpu")
+
+
+def alone(inputs):
+    """The inputs of each packed sequence."""
+    offsets = inputs.cu_seqlens.tolist()
+    for n, (begin, end) in enumerate(pairwise(offsets)):
+        state = None if inputs.initial_state is None else inputs.initial_state[n : n + 1]
+        yield Inputs(*(x[:, begin:end] for x in inputs[:5]), state)
+
+
 def token_loop(inputs):
     """One head and one token at a time, in NumPy: shares no code with kernels.reference."""
-    q, k, v, g, beta, S0 = (None if x is None else x.double().numpy() for x in inputs)
+    q, k, v, g, beta, S0, _ = (None if x is None else x.double().numpy() for x in inputs)
     B, T, Hv, D = v.shape
     group = Hv // q.shape[2]
     output = np.empty(v.shape)
@@ -54,12 +71,41 @@ def test_chunked_forms_equal_the_recurrence(form, gates, T):
         assert_same(form(*inputs), reference.recurrence(*inputs))
 
 
-def test_references_leave_their_inputs_alone():
-    inputs = inputs_of(65)
-    before = [x.clone() for x in inputs]
-    for form in (reference.recurrence, reference.chunkwise, reference.affine_scan):
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("initial_state", [False, True])
+@pytest.mark.parametrize("lengths", PACKINGS)
+def test_packed_sequences_are_each_computed_alone(form, lengths, initial_state):
+    inputs = packed_inputs(lengths, initial_state=initial_state, Hq=2, Hv=4)
+    each = [token_loop(one) for one in alone(inputs)]
+    output, states = (torch.cat([result[i] for result in each], dim=1 - i) for i in range(2))
+    for cu_seqlens in (inputs.cu_seqlens, inputs.cu_seqlens.long()):
+        assert_same(form(*inputs[:6], cu_seqlens), (output, states))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_tokens_of_no_sequence_give_zero_and_change_nothing(form):
+    inputs = packed_inputs((70, 0, 5))
+    more = Inputs(*(torch.cat([x, x[:, :9]], dim=1) for x in inputs[:5]), *inputs[5:])
+    output, states = form(*more)
+    assert_same((output[:, :75], states), form(*inputs))
+    assert torch.all(output[:, 75:] == 0)
+    assert torch.equal(states[1], inputs.initial_state[1].double())
+
+
+def test_packed_sequences_keep_the_precision_that_is_asked_for():
+    inputs = packed_inputs((3, 2))
+    output, states = reference.recurrence(*inputs, dtype=torch.float32)
+    assert output.dtype == states.dtype == torch.float32
+
+
+@pytest.mark.parametrize("inputs", [inputs_of(65), packed_inputs((65, 0, 65))], ids=["one length", "packed"])
+def test_references_leave_their_inputs_alone(inputs):
+    before = [None if x is None else x.clone() for x in inputs]
+    for form in FORMS:
         form(*inputs)
-    assert all(torch.equal(now, then) for now, then in zip(inputs, before, strict=True))
+    reference.preprocessing(inputs.k, inputs.g, inputs.beta, inputs.cu_seqlens)
+    for now, then in zip(inputs, before, strict=True):
+        assert now is then is None or torch.equal(now, then)
 
 
 def test_check_returns_errors_and_refuses_wrong_results():
@@ -80,14 +126,15 @@ def test_check_sees_a_single_wrong_element():
         reference.check((actual, expected), (expected, expected), elementwise=True)
 
 
-@pytest.mark.parametrize("gates", GATES)
-@pytest.mark.parametrize("T", LENGTHS)
-def test_pytorch_preprocessing_matches_the_definition_of_A(T, gates):
-    inputs = inputs_of(T, gates)
-    g_cumsum = preprocess.chunk_cumsum(inputs.g)
-    A = preprocess.kkt_inverse(inputs.k, g_cumsum, inputs.beta)
-    assert A.shape == (1, T, 2, 64)
-    for h in range(2):
+# What makes g_cumsum and A, and how exact it is: PyTorch in FP32 rounds A to BF16.
+PREPARATIONS = [(reference.preprocessing, 1e-12), (preprocess.prepare, 3e-3)]
+
+
+def assert_prepared(inputs, g_cumsum, A, error):
+    """Both are what the definitions say of one sequence."""
+    T, Hv = inputs.g.shape[1:]
+    assert A.shape == (1, T, Hv, 64)
+    for h in range(Hv):
         for start in range(0, T, 64):
             chunk = slice(start, min(start + 64, T))
             length = chunk.stop - start
@@ -100,5 +147,22 @@ def test_pytorch_preprocessing_matches_the_definition_of_A(T, gates):
                     strict[i, j] = beta[i] * torch.exp(g[i] - g[j]) * (k[i] @ k[j])
             expected = torch.linalg.inv(torch.eye(length, dtype=torch.float64) + strict)
             block = A[0, chunk, h]
-            assert reference.relative_error(block[:, :length], expected) < 3e-3
+            assert reference.relative_error(block[:, :length], expected) < error
             assert torch.all(block[:, length:] == 0)
+
+
+@pytest.mark.parametrize(("prepare", "error"), PREPARATIONS)
+@pytest.mark.parametrize("gates", GATES)
+@pytest.mark.parametrize("T", LENGTHS)
+def test_preprocessing_matches_the_definitions(T, gates, prepare, error):
+    inputs = inputs_of(T, gates)
+    assert_prepared(inputs, *prepare(inputs.k, inputs.g, inputs.beta), error)
+
+
+@pytest.mark.parametrize(("prepare", "error"), PREPARATIONS)
+@pytest.mark.parametrize("lengths", PACKINGS[:2])
+def test_chunks_begin_anew_with_every_packed_sequence(lengths, prepare, error):
+    inputs = packed_inputs(lengths)
+    g_cumsum, A = prepare(inputs.k, inputs.g, inputs.beta, inputs.cu_seqlens)
+    for one, (begin, end) in zip(alone(inputs), pairwise(inputs.cu_seqlens), strict=True):
+        assert_prepared(one, g_cumsum[:, begin:end], A[:, begin:end], error)

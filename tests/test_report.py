@@ -135,6 +135,21 @@ def test_libraries_have_their_section_where_a_run_has_them(tmp_path):
     assert [stage["name"] for stage in with_peers["stages"]] == ["naive", "fused"]
 
 
+def test_phases_and_memory_have_tables_where_a_run_has_them(tmp_path):
+    packed = {name: {CASE: time, "v2_8_8x4096": time} for name, time in (("ws", 1e-4), ("fla", 2e-4))}
+    run = load.load(synthetic.write_run(tmp_path / "run", packed, phases=tuple(schema.CHECKED)))
+    names = {path.relative_to(tmp_path / "out").as_posix() for path in report.write(run, tmp_path / "out")}
+    assert {f"tables/{name}.{kind}" for name in ("phases", "memory") for kind in ("md", "csv", "tex")} <= names
+    rows = list(csv.DictReader((tmp_path / "out" / "tables" / "phases.csv").open(encoding="utf-8")))
+    assert [row["phase"] for row in rows if row["case"] == "v2_8_8x4096"] == [
+        "A", "core", "full", "cumsum", "A", "core", "full",
+    ]  # fmt: skip
+    printed = [table["title"] for table in report.content(run, report.parts(run))["peers"]]
+    assert "Where the time of the full forward goes" in printed
+    assert "Peak memory beyond inputs and outputs, MiB" in printed
+    assert "over lab and 2.00× as fast over varlen" in report.results(run)
+
+
 def test_another_run_leaves_the_readme_alone(command, readme, capsys):
     before = readme.read_text(encoding="utf-8")
     out = command()

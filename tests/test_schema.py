@@ -27,7 +27,7 @@ def test_a_table_survives_writing_and_reading(tmp_path):
     ("changes", "rule"),
     [
         ({"tool": "gprof"}, "tool must be one of bench, ncu, nsys"),
-        ({"phase": "warmup"}, "phase must be one of core, preprocess, full"),
+        ({"phase": "warmup"}, "phase must be one of core, preprocess, cumsum, A, full"),
         ({"unit": "ms"}, "unit must be one of second, byte, ratio, count"),
         ({"value": float("nan")}, "finite"),
         ({"value": float("inf")}, "finite"),

@@ -1,56 +1,103 @@
-"""How `split` cuts a sequence into segments and where each has to start: its device code on a CPU (warp.hpp)."""
+"""How `split` cuts sequences into segments and where each has to start: its device code on a CPU (warp.hpp)."""
 
 import ctypes
+import itertools
+import random
 import shutil
 import subprocess
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from kernels.problem import CHUNK
+from kernels.sequences import FIND_PIECE, layout
 from variants import split
 
 HERE = Path(__file__).resolve().parent
 CALLS = r"""
 #include "warp.hpp"
 %s
-extern "C" int first(int segment, int total, int segments, int lead) {
-  return first_chunk(segment, total, segments, lead);
+extern "C" void segment(int number, int unit, const int* offsets, int stride, int sequences, int each, int tokens,
+                        int lead, int shortest, int* found) {
+  run_cta(32, [&] {
+    int place[4];
+    const int index = find_segment(number, unit, offsets, stride, sequences, each, tokens, lead, shortest, place);
+    if (lane() == 9) {
+      std::copy(place, place + 4, found);
+      const int total = (place[2] + 63) / 64;
+      found[4] = index;
+      found[5] = index < place[3] ? first_chunk(index, total, place[3], lead) : 0;
+      found[6] = index < place[3] ? first_chunk(index + 1, total, place[3], lead) : 0;
+    }
+  });
 }
 
 extern "C" int start(const float* g_cumsum, int head, int Hv, int own, int limit) {
-  return run_warp([&] { return find_start(g_cumsum, head, Hv, own, limit); });
+  int found[32];
+  run_cta(32, [&] { found[lane()] = find_start(g_cumsum, head, Hv, own, limit); });
+  return found[9];
 }
 
 extern "C" int lasting(const float* g_cumsum, int head, int Hv, int total, int segments, int lead, int limit) {
-  return run_warp([&] { return hardly_decays(g_cumsum, head, Hv, total, segments, lead, limit); });
+  int found[32];
+  run_cta(32, [&] { found[lane()] = hardly_decays(g_cumsum, head, Hv, total, segments, lead, limit); });
+  return found[9];
+}
+
+extern "C" int first(int segment, int total, int segments, int lead) {
+  return first_chunk(segment, total, segments, lead);
 }
 """
 
 
 @pytest.fixture(scope="module")
 def device_code(tmp_path_factory):
-    """The three calls, as a library."""
+    """The calls, as a library."""
     if shutil.which("g++") is None:
         pytest.skip("g++, which nvcc needs too, is not on PATH")
     folder = tmp_path_factory.mktemp("device")
-    (folder / "calls.cpp").write_text(CALLS % split.FIND_START)
+    (folder / "calls.cpp").write_text(CALLS % (FIND_PIECE + split.FIND_START))
     words = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", "-pthread", f"-I{HERE}", "-o", folder / "calls.so"]
     subprocess.run([*words, folder / "calls.cpp"], check=True)
     return ctypes.CDLL(folder / "calls.so")
 
 
-@pytest.mark.parametrize("lead", split.LEAD.values())
-@pytest.mark.parametrize(("total", "segments"), [(1, 1), (5, 1), (5, 2), (66, 4), (128, 16), (513, 33)])
-def test_every_chunk_is_of_one_segment(device_code, total, segments, lead):
-    bounds = [device_code.first(segment, total, segments, lead) for segment in range(segments + 1)]
-    assert (bounds[0], bounds[-1]) == (0, total)
-    lengths = np.diff(bounds)
-    assert lengths.min() >= 1
-    if segments > 1:
-        lengths[0] -= lead  # what it is longer by, having no warm-up
-        assert np.ptp(lengths) <= 1
+def segments(device_code, where, tokens, unit, lead, shortest):
+    """(sequence, begin, tokens, segments, number, first chunk, end) of every CTA that has work."""
+    offsets, found = where.offsets.numpy(), (ctypes.c_int * 7)()
+    for number in range(where.pieces(unit, tokens)):
+        device_code.segment(
+            number, unit, offsets.ctypes.data_as(ctypes.c_void_p), where.stride, where.sequences, where.tokens_each,
+            tokens, lead, shortest, found,
+        )  # fmt: skip
+        if found[4] < found[3]:
+            yield tuple(found)
+
+
+@pytest.mark.parametrize("dv_tile", [64, 128])
+@pytest.mark.parametrize("exact", [False, True])
+@pytest.mark.parametrize("length", [5, 16, 33, 200])  # chunks of a segment
+def test_every_chunk_is_of_one_segment_and_exact_starts_have_room(device_code, dv_tile, exact, length):
+    choose = random.Random(length)
+    lengths = [choose.choice((0, 1, 64, 100, 1000, 7000, 12800, 30001)) for _ in range(12)]
+    offsets = list(itertools.accumulate(lengths, initial=0))
+    shortest = split.SCRATCH if exact else 1
+    cases = [(layout(1, offsets[-1], torch.tensor(offsets, dtype=torch.int32), torch.empty(0)), lengths)]
+    cases += [(layout(3, each, None, torch.empty(0)), [each] * 3) for each in (1, 4161, 8192)]
+    for where, tokens in cases:
+        chunks = {n: [] for n in range(len(tokens))}
+        for n, begin, count, parts, _, own, end in segments(
+            device_code, where, sum(tokens), length * CHUNK, split.LEAD[dv_tile], shortest
+        ):
+            assert (begin, count) == (sum(tokens[:n]), tokens[n])
+            chunks[n] += range(own, end)
+            if parts > 1:
+                assert end - own >= shortest
+                # M, N and the start lie in rows that are the segment's own.
+                assert not exact or own * CHUNK + split.START_ROW + 256 <= min(end * CHUNK, count)
+        assert chunks == {n: list(range(-(-count // CHUNK))) for n, count in enumerate(tokens)}
 
 
 CHUNKS, HV, HEAD = 150, 3, 1

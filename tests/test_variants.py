@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import variants
-from kernels import build, problem
+from kernels import build, problem, work
 
 
 def test_the_ladder_is_the_files_of_the_folder():
@@ -38,7 +38,7 @@ def test_the_dv_tile_follows_heads_and_sms(monkeypatch):
 
 
 def test_without_a_gpu_sms_are_those_of_a_full_hopper():
-    assert variants.sm_count(torch.device("meta")) == 132
+    assert work.sm_count(torch.device("meta")) == 132
 
 
 def assert_budgets_fit(warpgroups):
@@ -123,3 +123,78 @@ def test_the_public_function_refuses_what_it_can_not_run(change, message):
         arguments[name] = changed(arguments[name])
     with pytest.raises((ValueError, TypeError), match=message):
         variants.gdn_prefill_forward(**arguments)
+
+
+def test_packed_sequences_share_the_segments_of_one(monkeypatch):
+    monkeypatch.setattr(variants, "sm_count", lambda device: 132)
+    gpu = torch.device("cuda")
+    assert variants.plan(1, 32768, 8, gpu, packed=2) == variants.Plan("split", 128, 16, True)
+    assert variants.plan(1, 32768, 8, gpu, packed=8) == variants.Plan("split", 128, 16, False)  # two segments each
+    assert variants.plan(1, 8192, 8, gpu, packed=8) == variants.Plan("split", 64, 8, False)
+
+
+def full_arguments(device="meta"):
+    q, k, v, g, beta, _, state = (
+        x if x is None else torch.empty_like(x, device=device)
+        for x in build.meta_inputs(problem.Case("x", 1, 300, 2, 4, initial_state=True))
+    )
+    return {"q": q, "k": k, "v": v, "g": g, "beta": beta, "initial_state": state}
+
+
+def test_the_full_function_has_these_kernels_on_all_suites():
+    def full(q, k, v, g, beta, A, state=None, cu_seqlens=None):
+        variants.chunk_gated_delta_rule(q, k, v, g, beta, initial_state=state, cu_seqlens=cu_seqlens)
+
+    names = {source.name for source in build.kernels_of(full, tuple(problem.CASES.values()))}
+    assert names == {"refuse_inputs", "prepare", "rs", "split", "split_fold"}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"q": lambda x: x.float()}, r"q must be torch.bfloat16, found torch.float32"),
+        ({"g": lambda x: x.double()}, r"g must be torch.float32, found torch.float64"),
+        ({"v": lambda x: x[:, :, :3]}, r"Hv a multiple of Hq, found B=1 T=300 Hq=2 Hv=3"),
+        ({"scale": lambda _: 0.0}, r"scale must be above 0, found 0.0"),
+        (
+            {"cu_seqlens": lambda _: torch.empty(3, device="meta")},
+            r"cu_seqlens must be torch.int32, found torch.float32",
+        ),
+        (
+            {"cu_seqlens": lambda _: torch.empty(3, dtype=torch.int32, device="meta")},
+            r"initial_state must have shape \[2, 4, 128, 128\], found \[1, 4, 128, 128\]",
+        ),
+        ({"cu_seqlens": lambda _: torch.empty(1, dtype=torch.int32, device="meta")}, r"cu_seqlens must be \[N\+1\]"),
+    ],
+)
+def test_the_full_function_refuses_what_it_can_not_run(change, message):
+    arguments = full_arguments()
+    for name, changed in change.items():
+        arguments[name] = changed(arguments.get(name))
+    with pytest.raises((ValueError, TypeError), match=message):
+        variants.chunk_gated_delta_rule(**arguments)
+
+
+def launched(arguments, **more):
+    launches = build.launches_of(lambda: variants.chunk_gated_delta_rule(**arguments, **more), ())
+    return [launch.source.name for launch in launches]
+
+
+def test_the_full_function_copies_what_is_not_contiguous_and_takes_gates_in_bf16():
+    arguments = full_arguments()
+    arguments["q"] = arguments["q"].transpose(1, 2).contiguous().transpose(1, 2)
+    arguments["beta"] = arguments["beta"].bfloat16()
+    assert launched(arguments) == ["refuse_inputs", "prepare", "split"]
+    # In this order: what waits for a kernel's end follows one that has waited, see kernels.gates.
+    normalised = launched(arguments, use_qk_l2norm_in_kernel=True)
+    assert normalised == ["l2norm", "l2norm", "refuse_inputs", "prepare", "split"]
+
+
+def test_only_split_is_called_with_another_scale_or_packed_sequences():
+    arguments = full_arguments()
+    for name in ("q", "k", "v", "g", "beta"):
+        arguments[name] = arguments[name].repeat_interleave(16, dim=2)  # 64 heads: more than a half of the SMs
+    arguments["initial_state"] = None
+    assert launched(arguments)[-1] == "rs"
+    assert launched(arguments, scale=1.0)[-1] == "split"
+    assert launched(arguments, cu_seqlens=torch.empty(2, dtype=torch.int32, device="meta"))[-1] == "split"

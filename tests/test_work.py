@@ -28,6 +28,21 @@ def test_a_short_chunk_counts_its_tokens_and_grouped_heads_share_their_products(
     assert work.core(case).bytes == tokens + 2 * (2 * 4 * 65536) + 2 * 65 * 4 * (128 + 4 + 4)
 
 
+def test_packed_sequences_have_their_own_chunks_and_states():
+    """As many tokens as one sequence of 195 would have, in chunks of 64, 1, 64, 64, 2."""
+    case = Case("packed", 1, 195, 1, 4, initial_state=True, lengths=(65, 0, 130))
+    squares = 3 * 64 * 64 + 1 * 1 + 2 * 2
+    state = 3 * 2 * 195 * 4 * 128 * 128
+    assert work.core(case).flops == state + 2 * squares * 128 * (4 + 4 + 1)
+    assert work.core(case).bytes == 195 * 128 * 2 * (2 * 1 + 2 * 4) + 2 * (3 * 4 * 65536) + 195 * 4 * (128 + 4 + 4)
+    cubes = 3 * 64**3 + 1 + 2**3
+    assert work.full(case).flops == work.core(case).flops + 2 * squares * 128 + cubes * 4 // 3
+    assert work.intermediates(case) == 195 * 4 * (64 * 2 + 4)
+    equal, batch = Case("equal", 1, 130, 1, 4, lengths=(65, 65)), Case("batch", 2, 65, 1, 4)
+    assert (work.core(equal), work.full(equal)) == (work.core(batch), work.full(batch))
+    assert work.formulations(equal) == work.formulations(batch)
+
+
 def test_speed_of_light_is_the_slower_of_the_two():
     ceilings = Ceilings(flops_per_second=100.0, bytes_per_second=10.0)
     assert work.speed_of_light(Work(flops=1000, bytes=10), ceilings) == pytest.approx(10.0)

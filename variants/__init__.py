@@ -9,13 +9,16 @@ import ast
 import functools
 import importlib
 import importlib.util
+import inspect
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING
 
 from kernels.errors import UserError
-from kernels.problem import CHUNK
+from kernels.problem import CHUNK, HEAD_DIM, SCALE, UnsupportedCase
+from kernels.work import sm_count
 
 if TYPE_CHECKING:
     import torch
@@ -32,6 +35,25 @@ def load(name: str) -> ModuleType:
     """The module of a rung; its `gdn_prefill_forward` is the operator. Needs torch and tilelang."""
     _known(name)
     return importlib.import_module(f"variants.{name}")
+
+
+def core_forward(name: str) -> Callable[..., tuple]:
+    """A rung's forward, for what `core_inputs` makes of any case.
+
+    It raises UnsupportedCase at packed sequences where the rung has no `cu_seqlens`.
+    """
+    forward = load(name).gdn_prefill_forward
+    parameters = inspect.signature(forward).parameters
+    if "cu_seqlens" in parameters:
+        return forward
+
+    @functools.wraps(forward)
+    def of_one_length(*core):
+        if len(core) > len(parameters):
+            raise UnsupportedCase("it takes sequences of one length, found packed ones")
+        return forward(*core)
+
+    return of_one_length
 
 
 def label(name: str) -> str:
@@ -87,6 +109,60 @@ def gdn_prefill_forward(
     return load(rung).gdn_prefill_forward(q, k, v, g_cumsum, beta, A, initial_state)
 
 
+def chunk_gated_delta_rule(
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    g: torch.Tensor,
+    beta: torch.Tensor,
+    scale: float | None = None,
+    initial_state: torch.Tensor | None = None,
+    output_final_state: bool = True,
+    cu_seqlens: torch.Tensor | None = None,
+    use_qk_l2norm_in_kernel: bool = False,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The full forward, from log-gates per token: what FLA and FlashQLA call by this name, with their semantics.
+
+    q, k [B,T,Hq,128] and v [B,T,Hv,128] BF16; g, natural logarithms <= 0, and beta [B,T,Hv] FP32 or BF16; scale, above
+    0, is 128**-0.5 if left out. With cu_seqlens [N+1], INT32 or INT64, B is 1, and N sequences, some perhaps empty, lie
+    in it one after the other; initial_state is [N,Hv,128,128] FP32 then, else [B,Hv,128,128]. All on one CUDA device;
+    what is not contiguous is copied. With use_qk_l2norm_in_kernel q and k are normalised first, into copies; else
+    ‖k‖ <= 1 is taken for granted, as 0 <= beta <= 2 is, see variants/split.py.
+
+    Returns output [B,T,Hv,128] BF16, whose rows past the last offset are not written, and the final states, FP32 and of
+    the initial ones' shape, or None. It waits for nothing and can be captured in a CUDA graph; beyond what it returns
+    it allocates A and g_cumsum (kernels.preprocess), and the copies named above.
+
+    Raises:
+        TypeError, ValueError: see kernels.problem.check_inputs; scale is not above 0.
+        RuntimeError: at the next synchronisation, if a log-gate is above 0 or offsets can't be, see kernels.gates.
+    """
+    import torch
+
+    from kernels.gates import refuse_inputs
+    from kernels.preprocess import l2norm, prepare
+    from kernels.problem import check_inputs
+    from kernels.sequences import layout
+
+    scale = SCALE if scale is None else scale
+    if not scale > 0:
+        raise ValueError(f"scale must be above 0, found {scale}: leave it out for {HEAD_DIM}**-0.5")
+    q, k, v = (x.contiguous() for x in (q, k, v))
+    g, beta = (x.contiguous().float() if x.dtype == torch.bfloat16 else x.contiguous() for x in (g, beta))
+    B, tokens, _, Hv = check_inputs(q, k, v, g, beta, initial_state, cu_seqlens)
+    if use_qk_l2norm_in_kernel:
+        q, k = l2norm(q), l2norm(k)
+    where = layout(B, tokens, cu_seqlens, q)
+    refuse_inputs(g.flatten(0, 1), where)
+    g_cumsum, A = prepare(k, g, beta, cu_seqlens)
+    core = (q, k, v, g_cumsum, beta, A, initial_state)
+    # The other rungs know neither packed sequences nor another scale.
+    if cu_seqlens is None and scale == SCALE and (rung := plan(B, tokens, Hv, v.device).rung) != "split":
+        output, final_state = load(rung).gdn_prefill_forward(*core)
+        return output, final_state if output_final_state else None
+    return load("split").gdn_prefill_forward(*core, cu_seqlens, scale, output_final_state)
+
+
 @dataclass(frozen=True)
 class Plan:
     """How a shape is run."""
@@ -97,8 +173,11 @@ class Plan:
     exact: bool  # whether heads that hardly decay get exact starts, which takes two more launches
 
 
-def plan(B: int, tokens: int, Hv: int, device: torch.device) -> Plan:
+def plan(B: int, tokens: int, Hv: int, device: torch.device, packed: int = 1) -> Plan:
     """The plan for a shape, by its heads in all, its chunks and the SMs of the device.
+
+    Where a batch of one packs several sequences, the segments are those of all of them together, as if they were one:
+    each sequence gets as many as its length allows. Exact starts are for sequences of eight segments then, too.
 
     A CTA an SM is the aim: of 128 columns where that leaves long segments, else of 64. Whether heads decay is not known
     here, so a plan must do for both. From a sweep on an H200 (132 SMs) by a script, no recorded run, of `split` before
@@ -122,18 +201,10 @@ def plan(B: int, tokens: int, Hv: int, device: torch.device) -> Plan:
     """
     heads, chunks, sms = B * Hv, -(-tokens // CHUNK), sm_count(device)
     if (segments := sms // heads) > 1 and chunks >= 24 * segments:
-        return Plan("split", 128, segments, exact=segments >= 8)
+        return Plan("split", 128, segments, exact=segments >= 8 * packed)
     if (segments := min(sms // (2 * heads), chunks - 3)) > 1:
-        return Plan("split", 64, segments, exact=segments >= 8 and chunks >= 16 * segments)
+        return Plan("split", 64, segments, exact=segments >= 8 * packed and chunks >= 16 * segments)
     return Plan("rs", 64, 1, exact=False) if 2 * heads <= sms else Plan("split", 128, 1, exact=False)
-
-
-@functools.cache
-def sm_count(device: torch.device) -> int:
-    """SMs of a device, of a MIG slice where it is one; a full H100 or H200 where there is no GPU to ask."""
-    import torch
-
-    return torch.cuda.get_device_properties(device).multi_processor_count if device.type == "cuda" else 132
 
 
 def select(names: str) -> tuple[str, ...]:

@@ -3,7 +3,7 @@
     python -m variants [--variant all] [--case lab]
 
 Works without a GPU, for Hopper: fill a cache on a machine with a network, set TILELANG_CACHE_DIR to the same
-folder on the GPU machine, and nothing is compiled there. What the public function launches beside the rungs is compiled
+folder on the GPU machine, and nothing is compiled there. What the public functions launch beside the rungs is compiled
 too. Every core of this machine takes a kernel at a time.
 """
 
@@ -24,8 +24,19 @@ Cases = tuple[problem.Case, ...]
 
 def _forward(name: str) -> Callable:
     """A rung, or what stands beside the rungs."""
-    beside = {"preprocessing": preprocess.on_core_inputs, "public": variants.gdn_prefill_forward}
-    return beside[name] if name in beside else variants.load(name).gdn_prefill_forward
+
+    def public(q, k, v, g_cumsum, beta, A, initial_state, cu_seqlens=None):
+        if cu_seqlens is None:  # else it is `split` alone
+            variants.gdn_prefill_forward(q, k, v, g_cumsum, beta, A, initial_state)
+
+    def full(q, k, v, g, beta, A, initial_state, cu_seqlens=None):
+        for normalised in (False, True):
+            variants.chunk_gated_delta_rule(
+                q, k, v, g, beta, None, initial_state, True, cu_seqlens, use_qk_l2norm_in_kernel=normalised
+            )
+
+    beside = {"preprocessing": preprocess.on_core_inputs, "public": public, "full": full}
+    return beside[name] if name in beside else variants.core_forward(name)
 
 
 def _sources(name: str, cases: Cases) -> list[build.Source]:
@@ -52,7 +63,7 @@ def main() -> None:
     print(f"target {build.target()['arch']}")
     print(f"{'kernel':<28}{'registers':>10}{'spill bytes':>13}{'shared':>12}{'HGMMA':>8}{'LDL':>6}{'STL':>6}")
     found = {}  # each kernel once, whoever launches it
-    for name in ("preprocessing", *names, "public"):
+    for name in ("preprocessing", *names, "public", "full"):
         for number, source in enumerate(_sources(name, cases)):
             found.setdefault((source.name, source.prim_func.script()), (name, cases, number))
     here = importlib.import_module("variants.__main__")  # by a name that other processes know it by

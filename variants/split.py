@@ -29,14 +29,20 @@ long, so the tensor pipe is busier: Q, K and A are loaded, and P is made, once i
 P takes 16 x 16 exponentials a warp and not 16 x 64: left of its diagonal block exp(g_i - g_j) is a product of two that
 the gates' warps put in tables, exp(g_i - g_b) and exp(g_b - g_j) for the block's first token b, neither of which grows.
 
+Sequences lie one after the other among the tokens, all of one length or as `cu_seqlens` says; each is cut into segments
+of about one length, and a CTA finds its sequence by its number (kernels.sequences). Where tokens of another sequence
+follow a short last chunk, they are copied with it: the copying warp waits for them and puts zeros in their place, as
+the copy engine does beyond the end of a tensor, and the rows of O that count are stored one by one.
+
 Roles, by warpgroup, at 128 columns; at 64 there is one of state, and registers are 232, 152, 40 as in `rs`
     0 and 1  state: U, W, Vnew and S of 64 columns each; 168 registers
     2        output: P, O; 144 registers
     3        warp 0 copies K, Q, V and A, warps 1 and 2 build the gate tables of alternate chunks, warp 3 stores O; 32
 
 Barriers: those of `rs`, with every thread of state and output at empty[3] (256 or 384) and a lane of each state warp at
-sv_full (4 or 8). V has two places at 128 columns, so the place of K and A of chunk c counts as empty when V of chunk
-c + 1 has been read too; the ring begins at stage 1, and stage 0 stands for a chunk before the first.
+sv_full (4 or 8). full has a fourth place, for the copying warp alone, where a short chunk lands. V has two places at
+128 columns, so the place of K and A of chunk c counts as empty when V of chunk c + 1 has been read too; the ring begins
+at stage 1, and stage 0 stands for a chunk before the first.
 
 Shared memory, KiB at 64 and 128 columns: K 48, Q 48, A 24, V 24 / 32, S 16 / 32, Vnew 8 / 16, O 8 / 16, tables 8.
 """
@@ -50,6 +56,7 @@ from tilelang.layout import make_swizzled_layout
 from kernels.build import jit
 from kernels.markers import mark, role
 from kernels.problem import CHUNK, HEAD_DIM, SCALE, check_core_inputs
+from kernels.sequences import FIND_PIECE, layout
 from variants import plan
 
 HALF = HEAD_DIM // 2  # S^T is two tiles of 64 columns: one is converted while the other's matmul runs
@@ -62,15 +69,16 @@ LIMIT = 32  # chunks of warm-up that a segment tries, where its start can be had
 ONLY, FIRST, SECOND = range(3)  # launch of `split`: alone, or before and after `fold`
 KINDS = MAIN, M, N = range(3)  # what a CTA computes
 # What the roles have to know of their CTA: its first own chunk, the chunks before it and from it on, what it computes,
-# its sequence and key head, which half of the columns comes first, how many there are, and whether no segment follows.
-PLACE = OWN, WARM, CHUNKS, KIND, BATCH, KEY_HEAD, FIRST_HALF, WIDTH, IS_LAST = range(9)
+# its sequence, where that begins and ends among the tokens, its key head, which half of the columns comes first, how
+# many there are, whether no segment follows, and how many tokens the last chunk has, if others lie behind them.
+PLACE = OWN, WARM, CHUNKS, KIND, SEQUENCE, BEGIN, STOP, KEY_HEAD, FIRST_HALF, WIDTH, IS_LAST, SHORT = range(12)
 # First token in a segment's output, while that is scratch, of M, N and the start: 128 rows of high, 128 of low parts.
 M_ROW, N_ROW, START_ROW = 0, 256, 512
+SCRATCH = (START_ROW + 256) // CHUNK + 1  # chunks of a segment that has room for them, if its last one is short, too
 # By dv tile: chunks that the first segment is longer by, since it has no warm-up, which takes others about as long.
 LEAD = {64: 3, 128: 2}
 
 LOG2E = math.log2(math.e)  # exp(x) is one instruction as exp2
-LOG2_SCALE = math.log2(SCALE)
 
 bf16, fp32 = "bfloat16", "float32"
 FULL_ROW = T.GemmWarpPolicy.FullRow  # each state warpgroup has 64 rows of S^T, and its matmuls need no other's
@@ -123,6 +131,28 @@ __device__ __forceinline__ int find_start(const float* g_cumsum, long long head,
   return own - start > limit ? -1 : start;
 }
 
+// Of a sequence: its number, where it begins, its tokens, its segments.
+__device__ __forceinline__ void place_of(const Piece& piece, int unit, int lead, int shortest, void* found) {
+  int* place = (int*)found;
+  place[0] = piece.sequence;
+  place[1] = piece.begin;
+  place[2] = piece.length;
+  place[3] = max(min((piece.length + unit - 1) / unit, ((piece.length + 63) / 64 - lead) / shortest), 1);
+}
+
+__device__ __forceinline__ void find_sequence(int number, int unit, const int* offsets, int stride, int tokens_each,
+                                              int tokens, int lead, int shortest, void* found) {
+  place_of(sequence_at(number, offsets, stride, tokens_each, tokens), unit, lead, shortest, found);
+}
+
+// The same of the segment that a CTA has, whose number within the sequence it returns.
+__device__ __forceinline__ int find_segment(int number, int unit, const int* offsets, int stride, int sequences,
+                                            int tokens_each, int tokens, int lead, int shortest, void* found) {
+  const Piece piece = find_piece(number, unit, offsets, stride, sequences, tokens_each, tokens);
+  place_of(piece, unit, lead, shortest, found);
+  return piece.index;
+}
+
 __device__ __forceinline__ int first_chunk(int segment, int total, int segments, int lead) {
   return segment ? lead + (int)((long long)segment * (total - lead) / segments) : 0;
 }
@@ -141,11 +171,42 @@ __device__ __forceinline__ void exit_unless(int needed) {
 }
 """
 
+# A sequence's short last chunk is copied with tokens behind it that are another's, or nobody's. In shared memory a tile
+# of 64 columns has a row of 128 bytes for each: those behind become zero, as the copy engine does it beyond a tensor.
+# From there rows of O go out one by one, undoing the swizzle.
+SHORT_CHUNK = r"""
+__device__ __forceinline__ void zero_rows(void* tiles, int count, int tokens) {
+  for (int i = tokens * 8 + (threadIdx.x & 31); i < 512; i += 32)
+    for (int tile = 0; tile < count; ++tile) ((uint4*)tiles)[tile * 512 + i] = make_uint4(0, 0, 0, 0);
+}
+
+__device__ __forceinline__ void store_rows(const void* tiles, void* output, long long first, int stride, int count,
+                                           int tokens) {
+  for (int i = threadIdx.x & 31; i < tokens * 8 * count; i += 32) {
+    const int row = i / 8 % tokens, tile = i / 8 / tokens, unit = i % 8;
+    *(uint4*)((short*)output + first + (long long)row * stride + tile * 64 + unit * 8) =
+        ((const uint4*)tiles)[tile * 512 + row * 8 + (unit ^ row % 8)];
+  }
+}
+"""
+
+# The final state of a sequence without tokens: its initial one, or zero.
+COPY_STATE = r"""
+__device__ __forceinline__ void copy_state(const float* from, float* to, long long which, int known, int column,
+                                           int columns) {
+  for (int i = threadIdx.x; i < 128 * columns; i += blockDim.x) {
+    const long long at = which * 16384 + i / columns * 128 + column + i % columns;
+    to[at] = known ? from[at] : 0.f;
+  }
+}
+"""
+
 
 @jit(disable_warp_specialized=True, disable_thread_storage_sync=True, enable_fast_math=True)
 def build(dv_tile):
     """The kernel with 64 or 128 columns a CTA."""
-    B, Tn, Hq, Hv = T.dynamic("B"), T.dynamic("Tn"), T.dynamic("Hq"), T.dynamic("Hv")
+    Tn, Hq, Hv, words = T.dynamic("Tn"), T.dynamic("Hq"), T.dynamic("Hv"), T.dynamic("words")
+    initial_states, final_states = T.dynamic("initial_states"), T.dynamic("final_states")
     state_threads = 2 * dv_tile
     threads = state_threads + 256
     state_registers, output_registers, copy_registers = REGISTERS[dv_tile]
@@ -163,19 +224,19 @@ def build(dv_tile):
         T.wgmma_gemm(Q_shared[stage, :, :], K_shared[stage, :, :], QK_frag, transpose_B=True, clear_accum=True)
 
     @T.macro
-    def weigh(QK_frag, g_shared, row_shared, before_shared, stage, P_frag, warp):
+    def weigh(QK_frag, g_shared, row_shared, before_shared, stage, P_frag, log2_scale):
         # P = scale Lower(Q K^T) ⊙ exp(g_i - g_j), a warp 16 rows. Left of its diagonal block the exponential is the
         # product of two, and right of it one of them is 0. In the block the exponent is capped, and the result masked.
         for i, j in T.Parallel(CHUNK, CHUNK):
             P_frag[i, j] = QK_frag[i, j] * (row_shared[stage, i] * before_shared[stage, i // 16, j])
         for columns in (0, 16, 32, 48):
-            if columns == warp * 16:
+            if columns == (T.get_thread_binding() - state_threads) // 32 * 16:
                 for i, j in T.Parallel(CHUNK, 16):
                     QK_frag[i, columns + j] *= T.exp2(
-                        T.min(g_shared[stage, i] + LOG2_SCALE - g_shared[stage, columns + j], LOG2_SCALE)
+                        T.min(g_shared[stage, columns + i % 16] + log2_scale - g_shared[stage, columns + j], log2_scale)
                     )
                 for i, j in T.Parallel(CHUNK, 16):
-                    P_frag[i, columns + j] = T.Select(i >= columns + j, QK_frag[i, columns + j], 0.0)
+                    P_frag[i, columns + j] = T.Select(i % 16 >= j, QK_frag[i, columns + j], 0.0)
 
     @T.macro
     def read_V(V_shared, slot, V_frag):
@@ -194,28 +255,35 @@ def build(dv_tile):
 
     @T.prim_func
     def split(
-        q: T.Tensor((B, Tn, Hq, HEAD_DIM), bf16),
-        k: T.Tensor((B, Tn, Hq, HEAD_DIM), bf16),
-        v: T.Tensor((B, Tn, Hv, HEAD_DIM), bf16),
-        g_cumsum: T.Tensor((B, Tn, Hv), fp32),
-        beta: T.Tensor((B, Tn, Hv), fp32),
-        A: T.Tensor((B, Tn, Hv, CHUNK), bf16),
-        initial_state: T.Tensor((B, Hv, HEAD_DIM, HEAD_DIM), fp32),
-        output: T.Tensor((B, Tn, Hv, HEAD_DIM), bf16),
-        final_state: T.Tensor((B, Hv, HEAD_DIM, HEAD_DIM), fp32),
-        has_initial_state: T.int32,
-        segments: T.int32,
+        q: T.Tensor((Tn, Hq, HEAD_DIM), bf16),
+        k: T.Tensor((Tn, Hq, HEAD_DIM), bf16),
+        v: T.Tensor((Tn, Hv, HEAD_DIM), bf16),
+        g_cumsum: T.Tensor((Tn, Hv), fp32),
+        beta: T.Tensor((Tn, Hv), fp32),
+        A: T.Tensor((Tn, Hv, CHUNK), bf16),
+        offsets: T.Tensor((words,), "int32"),
+        initial_state: T.Tensor((initial_states, Hv, HEAD_DIM, HEAD_DIM), fp32),
+        output: T.Tensor((Tn, Hv, HEAD_DIM), bf16),
+        final_state: T.Tensor((final_states, Hv, HEAD_DIM, HEAD_DIM), fp32),
+        scale: T.float32,
+        log2_scale: T.float32,
+        pieces: T.int32,
+        stride: T.int32,
+        sequences: T.int32,
+        tokens_each: T.int32,
+        unit: T.int32,
+        shortest: T.int32,
         lead: T.int32,
         limit: T.int32,
         turn: T.int32,
     ):
         with T.Kernel(
-            HEAD_DIM // dv_tile * segments,
+            HEAD_DIM // dv_tile * pieces,
             Hv,
-            B * T.if_then_else(turn == FIRST, len(KINDS), 1),
+            T.if_then_else(turn == FIRST, len(KINDS), 1),
             threads=threads,
-            prelude=LOAD_TRANSPOSED + FIND_START,
-        ) as (x, h, z):
+            prelude=LOAD_TRANSPOSED + FIND_PIECE + FIND_START + SHORT_CHUNK + COPY_STATE,
+        ) as (x, h, kind):
             Q_shared = T.alloc_shared((STAGES, CHUNK, HEAD_DIM), bf16)
             K_shared = T.alloc_shared((STAGES, CHUNK, HEAD_DIM), bf16)
             V_shared = T.alloc_shared((slots, dv_tile // HALF, CHUNK, HALF), bf16)
@@ -250,7 +318,7 @@ def build(dv_tile):
             QK_frag = T.alloc_fragment((CHUNK, CHUNK), fp32)
             P_frag = T.alloc_fragment((CHUNK, CHUNK), bf16)
 
-            full = T.alloc_barrier([64] * STAGES)
+            full = T.alloc_barrier([64] * STAGES + [32])  # the last one is for a short chunk alone
             empty = T.alloc_barrier([state_threads + 128] * STAGES)
             sv_full = T.alloc_barrier([state_threads // 32])
             s_empty = T.alloc_barrier([4])
@@ -267,34 +335,52 @@ def build(dv_tile):
             )
             tx = T.get_thread_binding()
             hk = T.alloc_var("int32", init=T.truncdiv(h, T.truncdiv(Hv, Hq)))  # one division, not one per address
-            b = T.alloc_var("int32", init=T.truncmod(z, B))
-            T.assume(b >= 0 and b < B)  # else every access is a branch
-            kind = T.alloc_var("int32", init=T.truncdiv(z, B))
-            head = T.alloc_var("int64", init=T.Cast("int64", b) * Tn * Hv + h)  # where its gates begin
-            # The segment's own chunks are `own` to `end` - 1; it begins at `start` and is warmed up until `own`.
-            total = T.alloc_var("int32", init=T.ceildiv(Tn, CHUNK))
-            start = T.alloc_var("int32", init=0)
-            lasting = T.alloc_var("int32", init=0)  # whether the head hardly decays
-            width = T.alloc_var("int32", init=dv_tile)  # columns of this CTA
-            parts = T.alloc_var("int32", init=segments)  # segments of this head
+            segment = T.alloc_var("int32", init=0)
+            total = T.alloc_var("int32", init=0)  # chunks of the sequence
+            parts = T.alloc_var("int32", init=0)  # segments of this head of it
+            head = T.alloc_var("int64", init=0)  # where its gates begin
+            place = T.alloc_local((4,), "int32")  # the sequence, where it begins, its tokens, its segments
             if turn != SECOND:
                 T.pdl_sync()
             if turn != ONLY:
                 T.pdl_trigger()
+            segment = T.call_extern(
+                "int32",
+                "find_segment",
+                x if wide else x // 2,
+                unit,
+                T.address_of(offsets[0]),
+                stride,
+                sequences,
+                tokens_each,
+                Tn,
+                lead,
+                shortest,
+                T.address_of(place[0]),
+            )
+            head = T.Cast("int64", place[1]) * Hv + h
+            total = T.ceildiv(place[2], CHUNK)
+            parts = place[3]
+            # The segment's own chunks are `own` to `end` - 1; it begins at `start` and is warmed up until `own`.
+            start = T.alloc_var("int32", init=0)
+            lasting = T.alloc_var("int32", init=0)  # whether the head hardly decays
+            width = T.alloc_var("int32", init=dv_tile)  # columns of this CTA
+            half = T.alloc_var("int32", init=0 if wide else x % 2)  # the one of S that comes first
+            T.call_extern("handle", "exit_unless", segment < parts)
             if limit > 0:
                 lasting = T.call_extern(
-                    "int32", "hardly_decays", T.address_of(g_cumsum[0, 0, 0]), head, Hv, total, segments, lead, limit
+                    "int32", "hardly_decays", T.address_of(g_cumsum[0, 0]), head, Hv, total, parts, lead, limit
                 )
                 if wide and turn == ONLY and lasting != 0:
                     width = HALF
-                    parts = T.truncdiv(segments, 2)
-            segment = T.alloc_var("int32", init=T.if_then_else(width == HALF, x // 2, x))
-            T.call_extern("handle", "exit_unless", segment < parts)  # one is left over of an odd number
-            half = T.alloc_var("int32", init=T.if_then_else(width == HALF, x % 2, 0))  # the one of S that comes first
+                    parts = T.truncdiv(parts, 2)
+                    half = segment % 2
+                    segment = segment // 2
+                    T.call_extern("handle", "exit_unless", segment < parts)  # one is left over of an odd number
             own = T.alloc_var("int32", init=T.call_extern("int32", "first_chunk", segment, total, parts, lead))
             end = T.alloc_var("int32", init=T.call_extern("int32", "first_chunk", segment + 1, total, parts, lead))
             if turn != ONLY:
-                if turn == SECOND and (lasting != 0 or x + h + z == 0):
+                if turn == SECOND and (lasting != 0 or x + h == 0):
                     T.pdl_sync()  # one CTA of the grid always waits, so that the grid's end means the end of all before
                 T.call_extern(
                     "handle",
@@ -306,15 +392,29 @@ def build(dv_tile):
                             kind == MAIN,
                             lasting == 0,
                             # The first segment has an initial state in its N, and no M; nothing follows the last.
-                            lasting != 0 and segment < segments - 1 and (kind == N or segment > 0),
+                            lasting != 0 and segment < parts - 1 and (kind == N or segment > 0),
                         ),
                     ),
                 )
+            if total == 0:
+                if final_states > 0 and kind == MAIN:
+                    T.assume(place[0] >= 0 and place[0] < final_states)
+                    T.call_extern(
+                        "handle",
+                        "copy_state",
+                        T.address_of(initial_state[0, 0, 0, 0]),
+                        T.address_of(final_state[0, 0, 0, 0]),
+                        T.Cast("int64", place[0]) * Hv + h,
+                        initial_states,
+                        half * HALF,
+                        dv_tile,
+                    )
+                T.call_extern("handle", "exit_unless", False)
             if kind == MAIN:
                 start = T.call_extern(
                     "int32",
                     "find_start",
-                    T.address_of(g_cumsum[0, 0, 0]),
+                    T.address_of(g_cumsum[0, 0]),
                     head,
                     Hv,
                     own,
@@ -334,11 +434,16 @@ def build(dv_tile):
                 place_shared[WARM] = own - start
                 place_shared[CHUNKS] = end - own
                 place_shared[KIND] = kind
-                place_shared[BATCH] = b
+                place_shared[SEQUENCE] = place[0]
+                place_shared[BEGIN] = place[1]
+                place_shared[STOP] = place[1] + place[2]
                 place_shared[KEY_HEAD] = hk
                 place_shared[FIRST_HALF] = half
                 place_shared[WIDTH] = width
                 place_shared[IS_LAST] = segment == parts - 1
+                place_shared[SHORT] = T.if_then_else(
+                    segment == parts - 1 and place[1] + place[2] < Tn, place[2] % CHUNK, 0
+                )
             T.sync_threads()
 
             if tx < state_threads:  # state
@@ -352,8 +457,7 @@ def build(dv_tile):
                 warm = T.alloc_var("int32", init=place_shared[WARM])
                 chunks = T.alloc_var("int32", init=place_shared[CHUNKS])
                 kind = T.alloc_var("int32", init=place_shared[KIND])
-                b = T.alloc_var("int32", init=place_shared[BATCH])
-                T.assume(b >= 0 and b < B)
+                n = T.alloc_var("int32", init=place_shared[SEQUENCE])
                 T.clear(S0_frag)
                 T.clear(S1_frag)
                 if kind == M:  # from the identity
@@ -362,21 +466,20 @@ def build(dv_tile):
                     for i, j in T.Parallel(dv_tile, HALF):
                         S1_frag[i, j] = T.Select(column(half, i) == j + HALF, 1.0, 0.0)
                 if exact != 0:
-                    row = T.alloc_var("int32", init=own * CHUNK + START_ROW)
+                    row = T.alloc_var("int32", init=place_shared[BEGIN] + own * CHUNK + START_ROW)
                     T.assume(row >= 0 and row + 2 * HEAD_DIM <= Tn)
                     for i, j in T.Parallel(dv_tile, HALF):
-                        S0_frag[i, j] = output[b, row + i % HALF, h, column(half, i // HALF * HALF) + j]
-                        S0_frag[i, j] += output[b, row + HEAD_DIM + i % HALF, h, column(half, i // HALF * HALF) + j]
+                        S0_frag[i, j] = output[row + i % HALF, h, column(half, i // HALF * HALF) + j]
+                        S0_frag[i, j] += output[row + HEAD_DIM + i % HALF, h, column(half, i // HALF * HALF) + j]
                     for i, j in T.Parallel(dv_tile, HALF):
-                        S1_frag[i, j] = output[b, row + HALF + i % HALF, h, column(half, i // HALF * HALF) + j]
-                        S1_frag[i, j] += output[
-                            b, row + HEAD_DIM + HALF + i % HALF, h, column(half, i // HALF * HALF) + j
-                        ]
-                if has_initial_state != 0 and own == warm and kind != M:
+                        S1_frag[i, j] = output[row + HALF + i % HALF, h, column(half, i // HALF * HALF) + j]
+                        S1_frag[i, j] += output[row + HEAD_DIM + HALF + i % HALF, h, column(half, i // HALF * HALF) + j]
+                if initial_states > 0 and own == warm and kind != M:
+                    T.assume(n >= 0 and n < initial_states)
                     for i, j in T.Parallel(dv_tile, HALF):
-                        S0_frag[i, j] = initial_state[b, h, j, column(half, i)]
+                        S0_frag[i, j] = initial_state[n, h, j, column(half, i)]
                     for i, j in T.Parallel(dv_tile, HALF):
-                        S1_frag[i, j] = initial_state[b, h, HALF + j, column(half, i)]
+                        S1_frag[i, j] = initial_state[n, h, HALF + j, column(half, i)]
                 T.copy(S0_frag, S0_operand)
                 T.copy(S1_frag, S1_operand)
                 T.barrier_wait(full[1], 0)
@@ -507,24 +610,26 @@ def build(dv_tile):
                 half = place_shared[FIRST_HALF]
                 T.assume(half >= 0 and half < 2)
                 kind = place_shared[KIND]
-                b = place_shared[BATCH]
-                T.assume(b >= 0 and b < B)
                 if kind != MAIN:
                     row = (
-                        place_shared[OWN] * CHUNK - place_shared[WARM] * CHUNK + T.if_then_else(kind == M, M_ROW, N_ROW)
+                        place_shared[BEGIN]
+                        + (place_shared[OWN] - place_shared[WARM]) * CHUNK
+                        + T.if_then_else(kind == M, M_ROW, N_ROW)
                     )
                     T.assume(row >= 0 and row + 2 * HEAD_DIM <= Tn)
                     for i, j in T.Parallel(dv_tile, HALF):
-                        output[b, row + column(half, i), h, j] = S0_operand[i, j]
-                        output[b, row + HEAD_DIM + column(half, i), h, j] = S0_frag[i, j] - S0_operand[i, j]
+                        output[row + column(half, i), h, j] = S0_operand[i, j]
+                        output[row + HEAD_DIM + column(half, i), h, j] = S0_frag[i, j] - S0_operand[i, j]
                     for i, j in T.Parallel(dv_tile, HALF):
-                        output[b, row + column(half, i), h, HALF + j] = S1_operand[i, j]
-                        output[b, row + HEAD_DIM + column(half, i), h, HALF + j] = S1_frag[i, j] - S1_operand[i, j]
-                elif place_shared[IS_LAST] != 0:
+                        output[row + column(half, i), h, HALF + j] = S1_operand[i, j]
+                        output[row + HEAD_DIM + column(half, i), h, HALF + j] = S1_frag[i, j] - S1_operand[i, j]
+                elif final_states > 0 and place_shared[IS_LAST] != 0:
+                    n = place_shared[SEQUENCE]
+                    T.assume(n >= 0 and n < final_states)
                     for i, j in T.Parallel(dv_tile, HALF):
-                        final_state[b, h, j, column(half, i)] = S0_frag[i, j]
+                        final_state[n, h, j, column(half, i)] = S0_frag[i, j]
                     for i, j in T.Parallel(dv_tile, HALF):
-                        final_state[b, h, HALF + j, column(half, i)] = S1_frag[i, j]
+                        final_state[n, h, HALF + j, column(half, i)] = S1_frag[i, j]
             elif tx < state_threads + 128:  # output
                 T.set_max_nreg(output_registers, 1 if output_registers > launched else 0)
                 warm = T.alloc_var("int32", init=place_shared[WARM])
@@ -548,7 +653,7 @@ def build(dv_tile):
                         T.barrier_wait(full[stage], phase)
                         multiply_QK(Q_shared, K_shared, stage, QK_frag)
                         T.wait_wgmma(0)
-                        weigh(QK_frag, g_shared, row_shared, before_shared, stage, P_frag, (tx - state_threads) // 32)
+                        weigh(QK_frag, g_shared, row_shared, before_shared, stage, P_frag, log2_scale)
                         # O = scale Γ Q S
                         T.barrier_wait(sv_full[0], 0)
                         T.wgmma_gemm(
@@ -627,9 +732,7 @@ def build(dv_tile):
                             mark("drain Q K^T", 1)
                             T.wait_wgmma(0)
                             mark("compute P", 1)
-                            weigh(
-                                QK_frag, g_shared, row_shared, before_shared, ahead, P_frag, (tx - state_threads) // 32
-                            )
+                            weigh(QK_frag, g_shared, row_shared, before_shared, ahead, P_frag, log2_scale)
                             mark("arrive empty", 1)
                             T.barrier_arrive(empty[ahead])
                             stage = ahead
@@ -638,11 +741,12 @@ def build(dv_tile):
                 own = T.alloc_var("int32", init=place_shared[OWN])
                 warm = T.alloc_var("int32", init=place_shared[WARM])
                 chunks = T.alloc_var("int32", init=place_shared[CHUNKS])
-                b = T.alloc_var("int32", init=place_shared[BATCH])
+                begin = T.alloc_var("int32", init=place_shared[BEGIN])
+                stop = T.alloc_var("int32", init=place_shared[STOP])
                 hk = T.alloc_var("int32", init=place_shared[KEY_HEAD])
                 dv = T.alloc_var("int32", init=place_shared[FIRST_HALF] * HALF)
                 width = place_shared[WIDTH] if wide else HALF
-                T.assume(b >= 0 and b < B)
+                T.assume(begin >= 0 and stop > 0 and stop <= Tn)
                 if tx < state_threads + 160:  # copy K, Q, V and A
                     stage = T.alloc_var("int32", init=1)
                     phase = T.alloc_var("int32", init=0)
@@ -650,24 +754,38 @@ def build(dv_tile):
                     for c in T.serial(-warm, chunks):
                         role("load", state_threads + 128, c)
                         mark("wait empty", -STAGES)
-                        t0 = (own + c) * CHUNK
+                        t0 = begin + (own + c) * CHUNK
                         T.barrier_wait(empty[stage], 1 - phase)
                         mark("copy K, V, A, Q")
-                        T.tma_copy(k[b, t0 : t0 + CHUNK, hk, 0:HEAD_DIM], K_shared[stage, :, :], barrier=full[stage])
+                        landing = T.if_then_else(c + 1 == chunks and place_shared[SHORT] != 0, STAGES, stage)
+                        T.tma_copy(k[t0 : t0 + CHUNK, hk, 0:HEAD_DIM], K_shared[stage, :, :], barrier=full[landing])
                         T.tma_copy(
-                            v[b, t0 : t0 + CHUNK, h, dv : dv + HALF],
+                            v[t0 : t0 + CHUNK, h, dv : dv + HALF],
                             V_shared[c % 2 if wide else stage, 0, :, :],
-                            barrier=full[stage],
+                            barrier=full[landing],
                         )
                         if wide and width == HEAD_DIM:
                             T.tma_copy(
-                                v[b, t0 : t0 + CHUNK, h, HALF:HEAD_DIM], V_shared[c % 2, 1, :, :], barrier=full[stage]
+                                v[t0 : t0 + CHUNK, h, HALF:HEAD_DIM], V_shared[c % 2, 1, :, :], barrier=full[landing]
                             )
-                        T.tma_copy(A[b, t0 : t0 + CHUNK, h, 0:CHUNK], A_shared[stage, :, :], barrier=full[stage])
+                        T.tma_copy(A[t0 : t0 + CHUNK, h, 0:CHUNK], A_shared[stage, :, :], barrier=full[landing])
                         if c >= 0:
-                            T.tma_copy(
-                                q[b, t0 : t0 + CHUNK, hk, 0:HEAD_DIM], Q_shared[stage, :, :], barrier=full[stage]
+                            T.tma_copy(q[t0 : t0 + CHUNK, hk, 0:HEAD_DIM], Q_shared[stage, :, :], barrier=full[landing])
+                        if landing == STAGES:
+                            T.barrier_arrive(full[STAGES])
+                            T.barrier_wait(full[STAGES], 0)
+                            short = place_shared[SHORT]
+                            T.call_extern("handle", "zero_rows", T.address_of(K_shared[stage, 0, 0]), 2, short)
+                            T.call_extern("handle", "zero_rows", T.address_of(Q_shared[stage, 0, 0]), 2, short)
+                            T.call_extern("handle", "zero_rows", T.address_of(A_shared[stage, 0, 0]), 1, short)
+                            T.call_extern(
+                                "handle",
+                                "zero_rows",
+                                T.address_of(V_shared[c % 2 if wide else stage, 0, 0, 0]),
+                                dv_tile // HALF,
+                                short,
                             )
+                            T.fence_proxy_async()
                         mark("arrive full")
                         T.barrier_arrive(full[stage])
                         phase = T.if_then_else(stage == STAGES - 1, 1 - phase, phase)
@@ -682,11 +800,11 @@ def build(dv_tile):
                     for pair in T.serial((warm + chunks + 1 - first) // 2):
                         c = pair * 2 + first
                         slot = (c + 1) % STAGES
-                        t0 = (own - warm + c) * CHUNK
+                        t0 = begin + (own - warm + c) * CHUNK
                         for half in T.unroll(2):
                             # Past the end the last gate is repeated: no exponent is positive, and K, V and A are zero.
-                            gate[half] = g_cumsum[b, T.min(t0 + half * 32 + lane, Tn - 1), h] * LOG2E
-                            weight[half] = beta[b, T.min(t0 + half * 32 + lane, Tn - 1), h]
+                            gate[half] = g_cumsum[T.min(t0 + half * 32 + lane, stop - 1), h] * LOG2E
+                            weight[half] = beta[T.min(t0 + half * 32 + lane, stop - 1), h]
                         T.barrier_wait(empty[slot], ((c + 1) // STAGES + 1) % 2)
                         for half in T.unroll(2):
                             g_shared[slot, half * 32 + lane] = gate[half]
@@ -694,8 +812,8 @@ def build(dv_tile):
                                 place_shared[KIND] == M, 0.0, weight[half]
                             )  # M has no V
                             beta_gamma_shared[slot, half * 32 + lane] = weight[half] * T.exp2(gate[half])
-                            scaled_gamma_shared[slot, half * 32 + lane] = SCALE * T.exp2(gate[half])
-                            row_shared[slot, half * 32 + lane] = SCALE * T.exp2(
+                            scaled_gamma_shared[slot, half * 32 + lane] = scale * T.exp2(gate[half])
+                            row_shared[slot, half * 32 + lane] = scale * T.exp2(
                                 gate[half] - T.shfl_sync(gate[half], lane // 16 * 16)
                             )
                             for block in (0, 1, 2, 3):
@@ -709,17 +827,31 @@ def build(dv_tile):
                             gamma_last_shared[slot] = T.exp2(gate[1])
                         T.barrier_arrive(full[slot])
                 else:  # store O
-                    for c in T.serial(chunks):
+                    short = T.alloc_var("int32", init=place_shared[SHORT])
+                    for c in T.serial(chunks - T.if_then_else(short != 0, 1, 0)):
                         role("store O", state_threads + 224, c)
                         mark("wait o_full")
                         T.barrier_wait(o_full[0], c % 2)
                         mark("copy O")
-                        t0 = (own + c) * CHUNK
-                        T.copy(O_shared[:, 0:HALF], output[b, t0 : t0 + CHUNK, h, dv : dv + HALF])
+                        t0 = begin + (own + c) * CHUNK
+                        T.copy(O_shared[:, 0:HALF], output[t0 : t0 + CHUNK, h, dv : dv + HALF])
                         if wide and width == HEAD_DIM:
-                            T.copy(O_shared[:, HALF:HEAD_DIM], output[b, t0 : t0 + CHUNK, h, HALF:HEAD_DIM])
+                            T.copy(O_shared[:, HALF:HEAD_DIM], output[t0 : t0 + CHUNK, h, HALF:HEAD_DIM])
                         mark("arrive o_empty")
                         T.barrier_arrive(o_empty[0])
+                    if short != 0:
+                        T.barrier_wait(o_full[0], (chunks - 1) % 2)
+                        t0 = begin + (own + chunks - 1) * CHUNK
+                        T.call_extern(
+                            "handle",
+                            "store_rows",
+                            T.address_of(O_shared[0, 0]),
+                            T.address_of(output[0, 0, 0]),
+                            (T.Cast("int64", t0) * Hv + h) * HEAD_DIM + dv,
+                            Hv * HEAD_DIM,
+                            width // HALF,
+                            short,
+                        )
 
     return split
 
@@ -727,28 +859,31 @@ def build(dv_tile):
 @jit(disable_warp_specialized=True, disable_thread_storage_sync=True, enable_fast_math=True)
 def build_fold():
     """The kernel that turns the segments' M and N into their starts, 64 columns of a head a CTA."""
-    B, Tn, Hv = T.dynamic("B"), T.dynamic("Tn"), T.dynamic("Hv")
+    Tn, Hv, words = T.dynamic("Tn"), T.dynamic("Hv"), T.dynamic("words")
 
     @T.macro
-    def load(output, b, h, dv, row, M_shared, N_high_shared, N_low_shared, slot, full):
+    def load(output, h, dv, row, M_shared, N_high_shared, N_low_shared, slot, full):
         high = row + N_ROW + dv
         low = high + HEAD_DIM
-        T.tma_copy(output[b, row : row + 2 * HEAD_DIM, h, 0:HEAD_DIM], M_shared[slot, :, :], barrier=full[slot])
-        T.tma_copy(output[b, high : high + HALF, h, 0:HEAD_DIM], N_high_shared[slot, :, :], barrier=full[slot])
-        T.tma_copy(output[b, low : low + HALF, h, 0:HEAD_DIM], N_low_shared[slot, :, :], barrier=full[slot])
+        T.tma_copy(output[row : row + 2 * HEAD_DIM, h, 0:HEAD_DIM], M_shared[slot, :, :], barrier=full[slot])
+        T.tma_copy(output[high : high + HALF, h, 0:HEAD_DIM], N_high_shared[slot, :, :], barrier=full[slot])
+        T.tma_copy(output[low : low + HALF, h, 0:HEAD_DIM], N_low_shared[slot, :, :], barrier=full[slot])
         T.barrier_arrive(full[slot])
 
     @T.prim_func
     def split_fold(
-        g_cumsum: T.Tensor((B, Tn, Hv), fp32),
-        initial_state: T.Tensor((B, Hv, HEAD_DIM, HEAD_DIM), fp32),
-        output: T.Tensor((B, Tn, Hv, HEAD_DIM), bf16),
-        has_initial_state: T.int32,
-        segments: T.int32,
+        g_cumsum: T.Tensor((Tn, Hv), fp32),
+        offsets: T.Tensor((words,), "int32"),
+        output: T.Tensor((Tn, Hv, HEAD_DIM), bf16),
+        stride: T.int32,
+        sequences: T.int32,
+        tokens_each: T.int32,
+        unit: T.int32,
+        shortest: T.int32,
         lead: T.int32,
         limit: T.int32,
     ):
-        with T.Kernel(2, Hv, B, threads=128, prelude=FIND_START) as (tile, h, b):
+        with T.Kernel(2, Hv, sequences, threads=128, prelude=FIND_PIECE + FIND_START) as (tile, h, n):
             # Rows of high parts, then of low ones; of the start, the columns of S^T by halves
             M_shared = T.alloc_shared((2, 2 * HEAD_DIM, HEAD_DIM), bf16)
             N_high_shared = T.alloc_shared((2, HALF, HEAD_DIM), bf16)
@@ -767,22 +902,46 @@ def build_fold():
                 }
             )
             dv = tile * HALF
-            head = T.alloc_var("int64", init=T.Cast("int64", b) * Tn * Hv + h)
-            total = T.alloc_var("int32", init=T.ceildiv(Tn, CHUNK))
+            place = T.alloc_local((4,), "int32")  # the sequence, where it begins, its tokens, its segments
+            total = T.alloc_var("int32", init=0)
+            segments = T.alloc_var("int32", init=0)
+            lasting = T.alloc_var("int32", init=0)
             row = T.alloc_var("int32", init=0)
             T.pdl_trigger()
-            lasting = T.alloc_var("int32", init=0)
-            lasting = T.call_extern(
-                "int32", "hardly_decays", T.address_of(g_cumsum[0, 0, 0]), head, Hv, total, segments, lead, limit
+            T.call_extern(
+                "handle",
+                "find_sequence",
+                n,
+                unit,
+                T.address_of(offsets[0]),
+                stride,
+                tokens_each,
+                Tn,
+                lead,
+                shortest,
+                T.address_of(place[0]),
             )
-            if lasting != 0 or tile + h + b == 0:
+            total = T.ceildiv(place[2], CHUNK)
+            segments = place[3]
+            lasting = T.call_extern(
+                "int32",
+                "hardly_decays",
+                T.address_of(g_cumsum[0, 0]),
+                T.Cast("int64", place[1]) * Hv + h,
+                Hv,
+                total,
+                segments,
+                lead,
+                limit,
+            )
+            if lasting != 0 or tile + h + n == 0:
                 T.pdl_sync()
             T.call_extern("handle", "exit_unless", lasting)
             # What the first segment ends with is in the place of its N; M follows from the second on.
             for ahead in (0, 1):
                 if ahead < segments - 1:
-                    row = T.call_extern("int32", "first_chunk", ahead, total, segments, lead) * CHUNK
-                    load(output, b, h, dv, row, M_shared, N_high_shared, N_low_shared, ahead, full)
+                    row = place[1] + T.call_extern("int32", "first_chunk", ahead, total, segments, lead) * CHUNK
+                    load(output, h, dv, row, M_shared, N_high_shared, N_low_shared, ahead, full)
             for s in T.serial(segments - 1):
                 slot = s % 2
                 T.barrier_wait(full[slot], s // 2 % 2)
@@ -801,8 +960,8 @@ def build_fold():
                 T.copy(next_frag, S_frag)
                 T.sync_threads()
                 if s + 2 < segments - 1:
-                    row = T.call_extern("int32", "first_chunk", s + 2, total, segments, lead) * CHUNK
-                    load(output, b, h, dv, row, M_shared, N_high_shared, N_low_shared, slot, full)
+                    row = place[1] + T.call_extern("int32", "first_chunk", s + 2, total, segments, lead) * CHUNK
+                    load(output, h, dv, row, M_shared, N_high_shared, N_low_shared, slot, full)
                 T.copy(S_frag, high_operand)
                 for i, j in T.Parallel(HALF, HEAD_DIM):
                     start_shared[j // HALF * HALF + i, j % HALF] = high_operand[i, j]
@@ -810,39 +969,47 @@ def build_fold():
                     start_shared[HEAD_DIM + j // HALF * HALF + i, j % HALF] = S_frag[i, j] - high_operand[i, j]
                 T.fence_proxy_async()
                 T.sync_threads()
-                row = T.call_extern("int32", "first_chunk", s + 1, total, segments, lead) * CHUNK + START_ROW
-                T.copy(start_shared, output[b, row : row + 2 * HEAD_DIM, h, dv : dv + HALF])
+                row = place[1] + START_ROW
+                row += T.call_extern("int32", "first_chunk", s + 1, total, segments, lead) * CHUNK
+                T.copy(start_shared, output[row : row + 2 * HEAD_DIM, h, dv : dv + HALF])
 
     return split_fold
 
 
-def gdn_prefill_forward(q, k, v, g_cumsum, beta, A, initial_state=None):
+def gdn_prefill_forward(
+    q, k, v, g_cumsum, beta, A, initial_state=None, cu_seqlens=None, scale=SCALE, output_final_state=True
+):
     """The core forward; shapes, dtypes and errors as in `kernels.problem.check_core_inputs`.
 
-    Returns output [B,T,Hv,128] BF16 and final_state [B,Hv,128,128] FP32.
+    Returns output [B,T,Hv,128] BF16 and final_state FP32, [B,Hv,128,128] or, with cu_seqlens [N+1], [N,Hv,128,128];
+    None instead where it is not wanted. `scale` is that of the output, above 0. Rows past the last offset are not
+    written.
     """
-    B, tokens, _, Hv = check_core_inputs(q, k, v, g_cumsum, beta, A, initial_state)
+    B, tokens, _, Hv = check_core_inputs(q, k, v, g_cumsum, beta, A, initial_state, cu_seqlens)
+    where = layout(B, tokens, cu_seqlens, q)
+    chosen = plan(B, tokens, Hv, v.device, 1 if cu_seqlens is None else where.sequences)
     output = torch.empty_like(v)
-    final_state = torch.empty(B, Hv, HEAD_DIM, HEAD_DIM, dtype=torch.float32, device=v.device)
-    # Without an initial state the kernels never read that argument: any tensor of its shape will do.
-    state = final_state if initial_state is None else initial_state
-    chosen = plan(B, tokens, Hv, v.device)
-    tile, segments = chosen.dv_tile, chosen.segments
+    none = beta.new_empty(0, Hv, HEAD_DIM, HEAD_DIM)  # a state that the kernels leave alone
+    final_state = beta.new_empty(where.sequences, Hv, HEAD_DIM, HEAD_DIM) if output_final_state else none
+    tile, length = chosen.dv_tile, -(-tokens // (CHUNK * chosen.segments))  # chunks of a segment
     # Chunks of warm-up above which a head hardly decays; 0 where that would change nothing. Two segments are worth
     # joining from a third of one on: a chunk takes half as long again with its output as without, or with 64 columns.
     if chosen.exact:
         limit = LIMIT
-    elif tile == HEAD_DIM and segments > 1:
-        limit = max(1, -(-tokens // CHUNK) // segments // 3)
+    elif tile == HEAD_DIM and chosen.segments > 1:
+        limit = max(1, length // 3)
     else:
         limit = 0
-    segmentation = (int(initial_state is not None), segments, LEAD[tile], limit)
-    tensors = (q, k, v, g_cumsum, beta, A, state, output, final_state)
-    core = build(tile)
+    q, k, v, g_cumsum, beta, A, flat = (x.flatten(0, 1) for x in (q, k, v, g_cumsum, beta, A, output))
+    unit, shortest = length * CHUNK, SCRATCH if chosen.exact else 1
+    segmentation = (*where[1:], unit, shortest, LEAD[tile], limit)
+    initial_state = none if initial_state is None else initial_state
+    tensors = (q, k, v, g_cumsum, beta, A, where.offsets, initial_state, flat, final_state)
+    core, pieces = build(tile), where.pieces(unit, B * tokens)
     if chosen.exact:
-        core(*tensors, *segmentation, FIRST)
-        build_fold()(g_cumsum, state, output, *segmentation)
-        core(*tensors, *segmentation, SECOND)
+        core(*tensors, scale, math.log2(scale), pieces, *segmentation, FIRST)
+        build_fold()(g_cumsum, where.offsets, flat, *segmentation)
+        core(*tensors, scale, math.log2(scale), pieces, *segmentation, SECOND)
     else:
-        core(*tensors, *segmentation, ONLY)
-    return output, final_state
+        core(*tensors, scale, math.log2(scale), pieces, *segmentation, ONLY)
+    return output, final_state if output_final_state else None
