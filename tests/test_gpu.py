@@ -155,12 +155,12 @@ def test_offsets_beyond_32_bits():
 
 
 PLANS = [
-    Plan("split", 64, 1, False),
-    Plan("split", 64, 7, False),
-    Plan("split", 64, 4, True),
-    Plan("split", 128, 1, False),
-    Plan("split", 128, 5, False),
-    Plan("split", 128, 4, True),
+    Plan("split", 64, 1, 0),
+    Plan("split", 64, 7, 0),
+    Plan("split", 64, 7, 4),
+    Plan("split", 128, 1, 0),
+    Plan("split", 128, 5, 0),
+    Plan("split", 128, 3, 4),
 ]
 
 
@@ -199,7 +199,7 @@ def test_every_plan_repeats_its_bits_and_a_sequence_alone_has_those_of_the_batch
 def test_a_full_gpu_repeats_its_bits(segments, monkeypatch):
     """A CTA on every SM, launches without a pause, and segments that wait for a second turn."""
     rung = variants.load("split")
-    monkeypatch.setattr(rung, "plan", lambda *shape: Plan("split", 128, segments, False))
+    monkeypatch.setattr(rung, "plan", lambda *shape: Plan("split", 128, segments, 0))
     core = preprocess.core_inputs(problem.make_inputs(problem.Case("full", 1, 4161, 16, 64, initial_state=True)))
     output, _ = rung.gdn_prefill_forward(*core)
     for _ in range(20):

@@ -19,17 +19,18 @@ HERE = Path(__file__).resolve().parent
 CALLS = r"""
 #include "warp.hpp"
 %s
-extern "C" void segment(int number, int unit, const int* offsets, int stride, int sequences, int each, int tokens,
-                        int lead, int shortest, int* found) {
+extern "C" void segment(int number, int exact, int unit, int exact_unit, const int* offsets, int stride, int sequences,
+                        int each, int tokens, int lead, int* found) {
   run_cta(32, [&] {
-    int place[4];
-    const int index = find_segment(number, unit, offsets, stride, sequences, each, tokens, lead, shortest, place);
+    int place[5];
+    const int index = find_segment(number, exact, unit, exact_unit, offsets, stride, sequences, each, tokens, lead, place);
     if (lane() == 9) {
-      std::copy(place, place + 4, found);
-      const int total = (place[2] + 63) / 64;
+      const int total = (place[2] + 63) / 64, parts = place[3 + exact];
+      std::copy(place, place + 3, found);
+      found[3] = parts;
       found[4] = index;
-      found[5] = index < place[3] ? first_chunk(index, total, place[3], lead) : 0;
-      found[6] = index < place[3] ? first_chunk(index + 1, total, place[3], lead) : 0;
+      found[5] = index < parts ? first_chunk(index, total, parts, lead) : 0;
+      found[6] = index < parts ? first_chunk(index + 1, total, parts, lead) : 0;
     }
   });
 }
@@ -64,13 +65,13 @@ def device_code(tmp_path_factory):
     return ctypes.CDLL(folder / "calls.so")
 
 
-def segments(device_code, where, tokens, unit, lead, shortest):
+def segments(device_code, where, tokens, exact, units, lead):
     """(sequence, begin, tokens, segments, number, first chunk, end) of every CTA that has work."""
     offsets, found = where.offsets.numpy(), (ctypes.c_int * 7)()
-    for number in range(where.pieces(unit, tokens)):
+    for number in range(where.pieces(units[exact], tokens)):
         device_code.segment(
-            number, unit, offsets.ctypes.data_as(ctypes.c_void_p), where.stride, where.sequences, where.tokens_each,
-            tokens, lead, shortest, found,
+            number, exact, *units, offsets.ctypes.data_as(ctypes.c_void_p), where.stride, where.sequences,
+            where.tokens_each, tokens, lead, found,
         )  # fmt: skip
         if found[4] < found[3]:
             yield tuple(found)
@@ -83,18 +84,18 @@ def test_every_chunk_is_of_one_segment_and_exact_starts_have_room(device_code, d
     choose = random.Random(length)
     lengths = [choose.choice((0, 1, 64, 100, 1000, 7000, 12800, 30001)) for _ in range(12)]
     offsets = list(itertools.accumulate(lengths, initial=0))
-    shortest = split.SCRATCH if exact else 1
+    units = (length * CHUNK, 11 * CHUNK) if not exact else (77 * CHUNK, length * CHUNK)
     cases = [(layout(1, offsets[-1], torch.tensor(offsets, dtype=torch.int32), torch.empty(0)), lengths)]
     cases += [(layout(3, each, None, torch.empty(0)), [each] * 3) for each in (1, 4161, 8192)]
     for where, tokens in cases:
         chunks = {n: [] for n in range(len(tokens))}
         for n, begin, count, parts, _, own, end in segments(
-            device_code, where, sum(tokens), length * CHUNK, split.LEAD[dv_tile], shortest
+            device_code, where, sum(tokens), exact, units, split.LEAD[dv_tile]
         ):
             assert (begin, count) == (sum(tokens[:n]), tokens[n])
             chunks[n] += range(own, end)
             if parts > 1:
-                assert end - own >= shortest
+                assert end - own >= (split.SCRATCH if exact else 1)
                 # M, N and the start lie in rows that are the segment's own.
                 assert not exact or own * CHUNK + split.START_ROW + 256 <= min(end * CHUNK, count)
         assert chunks == {n: list(range(-(-count // CHUNK))) for n, count in enumerate(tokens)}

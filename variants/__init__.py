@@ -170,7 +170,7 @@ class Plan:
     rung: str
     dv_tile: int  # columns of the state a CTA, 64 or 128
     segments: int  # of a sequence
-    exact: bool  # whether heads that hardly decay get exact starts, which takes two more launches
+    exact: int  # segments of a head that hardly decays, with exact starts, which take two more launches; 0 for none
 
 
 def plan(B: int, tokens: int, Hv: int, device: torch.device, packed: int = 1) -> Plan:

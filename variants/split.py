@@ -47,6 +47,7 @@ at stage 1, and stage 0 stands for a chunk before the first.
 Shared memory, KiB at 64 and 128 columns: K 48, Q 48, A 24, V 24 / 32, S 16 / 32, Vnew 8 / 16, O 8 / 16, tables 8.
 """
 
+import functools
 import math
 
 import tilelang.language as T
@@ -106,7 +107,7 @@ __device__ __forceinline__ void load_transposed(const void* tiles, void* fragmen
 # Where a segment whose own chunks begin at `own` has to start; -1 where its warm-up would be longer than `limit`.
 # `head` is where the head's gates begin. A warp sums the gates of 32 chunks at a time, backwards: lane l knows what is
 # left of the state after l + 1 of them.
-FIND_START = r"""
+FIND_START = f"constexpr int SCRATCH = {SCRATCH};" + r"""
 __device__ __forceinline__ int find_start(const float* g_cumsum, long long head, int Hv, int own, int limit) {
   const float forgotten = -12.f;  // e^-12 = 6e-6
   const float* last = g_cumsum + head + 63LL * Hv;  // of chunk 0
@@ -131,25 +132,33 @@ __device__ __forceinline__ int find_start(const float* g_cumsum, long long head,
   return own - start > limit ? -1 : start;
 }
 
-// Of a sequence: its number, where it begins, its tokens, its segments.
-__device__ __forceinline__ void place_of(const Piece& piece, int unit, int lead, int shortest, void* found) {
+__device__ __forceinline__ int count_segments(int length, int unit, int lead, int shortest) {
+  return max(min((length + unit - 1) / unit, ((length + 63) / 64 - lead) / shortest), 1);
+}
+
+// Of a sequence: its number, where it begins, its tokens, its segments, and those of a head with exact starts.
+__device__ __forceinline__ void place_of(const Piece& piece, int unit, int exact_unit, int lead, void* found) {
   int* place = (int*)found;
   place[0] = piece.sequence;
   place[1] = piece.begin;
   place[2] = piece.length;
-  place[3] = max(min((piece.length + unit - 1) / unit, ((piece.length + 63) / 64 - lead) / shortest), 1);
+  place[3] = count_segments(piece.length, unit, lead, 1);
+  place[4] = exact_unit ? count_segments(piece.length, exact_unit, lead, SCRATCH) : 0;
 }
 
-__device__ __forceinline__ void find_sequence(int number, int unit, const int* offsets, int stride, int tokens_each,
-                                              int tokens, int lead, int shortest, void* found) {
-  place_of(sequence_at(number, offsets, stride, tokens_each, tokens), unit, lead, shortest, found);
+__device__ __forceinline__ void find_sequence(int number, int unit, int exact_unit, const int* offsets, int stride,
+                                              int tokens_each, int tokens, int lead, void* found) {
+  place_of(sequence_at(number, offsets, stride, tokens_each, tokens), unit, exact_unit, lead, found);
 }
 
-// The same of the segment that a CTA has, whose number within the sequence it returns.
-__device__ __forceinline__ int find_segment(int number, int unit, const int* offsets, int stride, int sequences,
-                                            int tokens_each, int tokens, int lead, int shortest, void* found) {
-  const Piece piece = find_piece(number, unit, offsets, stride, sequences, tokens_each, tokens);
-  place_of(piece, unit, lead, shortest, found);
+// The same of the segment that a CTA has, whose number within the sequence it returns. CTAs are numbered by segments of
+// either kind of head.
+__device__ __forceinline__ int find_segment(int number, int exact, int unit, int exact_unit, const int* offsets,
+                                            int stride, int sequences, int tokens_each, int tokens, int lead,
+                                            void* found) {
+  const Piece piece =
+      find_piece(number, exact ? exact_unit : unit, offsets, stride, sequences, tokens_each, tokens);
+  place_of(piece, unit, exact_unit, lead, found);
   return piece.index;
 }
 
@@ -268,22 +277,26 @@ def build(dv_tile):
         scale: T.float32,
         log2_scale: T.float32,
         pieces: T.int32,
+        exact_pieces: T.int32,
         stride: T.int32,
         sequences: T.int32,
         tokens_each: T.int32,
         unit: T.int32,
-        shortest: T.int32,
+        exact_unit: T.int32,
         lead: T.int32,
         limit: T.int32,
         turn: T.int32,
     ):
         with T.Kernel(
-            HEAD_DIM // dv_tile * pieces,
-            Hv,
-            T.if_then_else(turn == FIRST, len(KINDS), 1),
+            # Heads come first, then kinds, so that the longest segments do not begin last.
+            HEAD_DIM // dv_tile
+            * Hv
+            * T.if_then_else(
+                turn == ONLY, pieces, T.if_then_else(turn == FIRST, pieces + 2 * exact_pieces, exact_pieces)
+            ),
             threads=threads,
             prelude=LOAD_TRANSPOSED + FIND_PIECE + FIND_START + SHORT_CHUNK + COPY_STATE,
-        ) as (x, h, kind):
+        ) as cta:
             Q_shared = T.alloc_shared((STAGES, CHUNK, HEAD_DIM), bf16)
             K_shared = T.alloc_shared((STAGES, CHUNK, HEAD_DIM), bf16)
             V_shared = T.alloc_shared((slots, dv_tile // HALF, CHUNK, HALF), bf16)
@@ -334,33 +347,45 @@ def build(dv_tile):
                 }
             )
             tx = T.get_thread_binding()
+            x = T.alloc_var("int32", init=T.truncdiv(cta, Hv))
+            h = T.alloc_var("int32", init=cta - x * Hv)
             hk = T.alloc_var("int32", init=T.truncdiv(h, T.truncdiv(Hv, Hq)))  # one division, not one per address
+            number = T.alloc_var("int32", init=x if wide else x // 2)
+            kind = T.alloc_var("int32", init=MAIN)
             segment = T.alloc_var("int32", init=0)
             total = T.alloc_var("int32", init=0)  # chunks of the sequence
             parts = T.alloc_var("int32", init=0)  # segments of this head of it
             head = T.alloc_var("int64", init=0)  # where its gates begin
-            place = T.alloc_local((4,), "int32")  # the sequence, where it begins, its tokens, its segments
+            # The sequence, where it begins, its tokens, its segments, those of a head with exact starts
+            place = T.alloc_local((5,), "int32")
             if turn != SECOND:
                 T.pdl_sync()
             if turn != ONLY:
                 T.pdl_trigger()
+            if turn == FIRST and number >= pieces:
+                number -= pieces
+                kind = N
+                if number >= exact_pieces:
+                    number -= exact_pieces
+                    kind = M
             segment = T.call_extern(
                 "int32",
                 "find_segment",
-                x if wide else x // 2,
+                number,
+                T.if_then_else(turn == SECOND or kind != MAIN, 1, 0),
                 unit,
+                exact_unit,
                 T.address_of(offsets[0]),
                 stride,
                 sequences,
                 tokens_each,
                 Tn,
                 lead,
-                shortest,
                 T.address_of(place[0]),
             )
             head = T.Cast("int64", place[1]) * Hv + h
             total = T.ceildiv(place[2], CHUNK)
-            parts = place[3]
+            parts = T.if_then_else(turn == SECOND or kind != MAIN, place[4], place[3])
             # The segment's own chunks are `own` to `end` - 1; it begins at `start` and is warmed up until `own`.
             start = T.alloc_var("int32", init=0)
             lasting = T.alloc_var("int32", init=0)  # whether the head hardly decays
@@ -369,7 +394,7 @@ def build(dv_tile):
             T.call_extern("handle", "exit_unless", segment < parts)
             if limit > 0:
                 lasting = T.call_extern(
-                    "int32", "hardly_decays", T.address_of(g_cumsum[0, 0]), head, Hv, total, parts, lead, limit
+                    "int32", "hardly_decays", T.address_of(g_cumsum[0, 0]), head, Hv, total, place[3], lead, limit
                 )
                 if wide and turn == ONLY and lasting != 0:
                     width = HALF
@@ -380,7 +405,7 @@ def build(dv_tile):
             own = T.alloc_var("int32", init=T.call_extern("int32", "first_chunk", segment, total, parts, lead))
             end = T.alloc_var("int32", init=T.call_extern("int32", "first_chunk", segment + 1, total, parts, lead))
             if turn != ONLY:
-                if turn == SECOND and (lasting != 0 or x + h == 0):
+                if turn == SECOND and (lasting != 0 or cta == 0):
                     T.pdl_sync()  # one CTA of the grid always waits, so that the grid's end means the end of all before
                 T.call_extern(
                     "handle",
@@ -879,7 +904,7 @@ def build_fold():
         sequences: T.int32,
         tokens_each: T.int32,
         unit: T.int32,
-        shortest: T.int32,
+        exact_unit: T.int32,
         lead: T.int32,
         limit: T.int32,
     ):
@@ -902,7 +927,8 @@ def build_fold():
                 }
             )
             dv = tile * HALF
-            place = T.alloc_local((4,), "int32")  # the sequence, where it begins, its tokens, its segments
+            # The sequence, where it begins, its tokens, its segments, those of a head with exact starts
+            place = T.alloc_local((5,), "int32")
             total = T.alloc_var("int32", init=0)
             segments = T.alloc_var("int32", init=0)
             lasting = T.alloc_var("int32", init=0)
@@ -913,16 +939,16 @@ def build_fold():
                 "find_sequence",
                 n,
                 unit,
+                exact_unit,
                 T.address_of(offsets[0]),
                 stride,
                 tokens_each,
                 Tn,
                 lead,
-                shortest,
                 T.address_of(place[0]),
             )
             total = T.ceildiv(place[2], CHUNK)
-            segments = place[3]
+            segments = place[4]
             lasting = T.call_extern(
                 "int32",
                 "hardly_decays",
@@ -930,7 +956,7 @@ def build_fold():
                 T.Cast("int64", place[1]) * Hv + h,
                 Hv,
                 total,
-                segments,
+                place[3],
                 lead,
                 limit,
             )
@@ -1000,16 +1026,18 @@ def gdn_prefill_forward(
         limit = max(1, length // 3)
     else:
         limit = 0
+    unit = length * CHUNK
+    exact_unit = CHUNK * -(-tokens // (CHUNK * chosen.exact)) if chosen.exact else 0
     q, k, v, g_cumsum, beta, A, flat = (x.flatten(0, 1) for x in (q, k, v, g_cumsum, beta, A, output))
-    unit, shortest = length * CHUNK, SCRATCH if chosen.exact else 1
-    segmentation = (*where[1:], unit, shortest, LEAD[tile], limit)
+    segmentation = (*where[1:], unit, exact_unit, LEAD[tile], limit)
     initial_state = none if initial_state is None else initial_state
     tensors = (q, k, v, g_cumsum, beta, A, where.offsets, initial_state, flat, final_state)
-    core, pieces = build(tile), where.pieces(unit, B * tokens)
+    pieces = where.pieces(unit, B * tokens), where.pieces(exact_unit, B * tokens) if chosen.exact else 0
+    run = functools.partial(build(tile), *tensors, scale, math.log2(scale), *pieces, *segmentation)
     if chosen.exact:
-        core(*tensors, scale, math.log2(scale), pieces, *segmentation, FIRST)
+        run(FIRST)
         build_fold()(g_cumsum, where.offsets, flat, *segmentation)
-        core(*tensors, scale, math.log2(scale), pieces, *segmentation, SECOND)
+        run(SECOND)
     else:
-        core(*tensors, scale, math.log2(scale), pieces, *segmentation, ONLY)
+        run(ONLY)
     return output, final_state if output_final_state else None
