@@ -1,11 +1,10 @@
-"""Refuses log-gates above 0, and offsets that can't be, on the device, so that nothing has to wait for their values."""
+"""Refuses log-gates that rise within a chunk on the device, so that nothing has to wait for their values."""
 
 import tilelang.language as T
 import torch
 
 from kernels.build import jit
 from kernels.problem import CHUNK
-from kernels.sequences import Layout
 
 WARP, WARPS = 32, 8  # lanes take neighbouring heads, so that loads are coalesced
 
@@ -14,14 +13,6 @@ REFUSE = r"""
 #include <cassert>
 __device__ __forceinline__ void refuse(bool rises) {
   assert(!rises && "log-gates <= 0 were expected, found one above 0, with which the state grows without bound");
-}
-
-__device__ __forceinline__ void refuse_offsets(const int* offsets, int stride, int sequences, int tokens) {
-  for (int n = threadIdx.x; n < sequences; n += blockDim.x) {
-    const int begin = offsets[(long long)n * stride], end = offsets[(long long)(n + 1) * stride];
-    assert(0 <= begin && begin <= end && end <= tokens &&
-           "cu_seqlens were expected to rise, from 0 to the number of tokens at most, found others");
-  }
 }
 """
 
@@ -34,14 +25,6 @@ def refuse_growth(g_cumsum: torch.Tensor) -> None:
     any device-side assertion, the process has to start anew.
     """
     _refuse_growth()(g_cumsum)
-
-
-def refuse_inputs(g: torch.Tensor, where: Layout) -> None:
-    """As `refuse_growth`, from log-gates per token, g [tokens,Hv] FP32; offsets must rise within the tokens too.
-
-    Gates past the last offset are nobody's, and may be anything.
-    """
-    _refuse_inputs()(g, where.offsets, where.stride, where.sequences, where.tokens_each)
 
 
 @jit()
@@ -65,34 +48,3 @@ def _refuse_growth():
             T.call_extern("handle", "refuse", rises)
 
     return refuse_growth
-
-
-@jit()
-def _refuse_inputs():
-    Tn, Hv, words = T.dynamic("Tn"), T.dynamic("Hv"), T.dynamic("words")
-
-    @T.prim_func
-    def refuse_inputs(
-        g: T.Tensor((Tn, Hv), "float32"),
-        offsets: T.Tensor((words,), "int32"),
-        stride: T.int32,
-        sequences: T.int32,
-        tokens_each: T.int32,
-    ):
-        with T.Kernel(T.ceildiv(Tn, CHUNK), T.ceildiv(Hv, WARP), threads=WARP * WARPS, prelude=REFUSE) as (c, x):
-            T.pdl_trigger()  # what comes next need not wait for this to begin
-            head = x * WARP + T.get_thread_binding() % WARP
-            first = c * CHUNK + T.get_thread_binding() // WARP * (CHUNK // WARPS)
-            end = T.alloc_var("int32", init=Tn)
-            if tokens_each == 0:
-                end = T.min(T.max(offsets[sequences * stride], 0), Tn)
-                if c + x == 0:
-                    T.call_extern("handle", "refuse_offsets", T.address_of(offsets[0]), stride, sequences, Tn)
-            rises = T.alloc_var("bool", init=False)
-            if head < Hv:
-                for i in T.unroll(CHUNK // WARPS):
-                    if first + i < end:
-                        rises = rises or g[first + i, head] > 0.0
-            T.call_extern("handle", "refuse", rises)
-
-    return refuse_inputs

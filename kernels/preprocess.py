@@ -19,9 +19,11 @@ import itertools
 
 import tilelang.language as T
 import torch
+from tilelang.layout import make_swizzled_layout
 from torch.nn.functional import pad
 
 from kernels.build import jit
+from kernels.gates import REFUSE
 from kernels.problem import CHUNK, HEAD_DIM, Inputs
 from kernels.sequences import FIND_PIECE, layout
 from kernels.work import sm_count
@@ -30,28 +32,30 @@ CoreInputs = tuple[torch.Tensor | None, ...]
 
 THREADS = 128  # a warpgroup multiplies K K^T; then each of its warps inverts for a head of its own
 HEADS = 4
-CTAS = 4  # an SM: what shared memory and 128 registers a thread allow
+CTAS = 3  # an SM: what shared memory allows
 
-# Bytes of shared memory: of K K^T the ten blocks that are not above the diagonal, FP32, as wgmma's fragments have
-# them; of a warp its gates (times log2 e) and beta, the transposed inverses of its diagonal blocks in FP16, in rows of
-# 48 bytes, and a place where first two transposed diagonal blocks of L lie, FP32, in rows of 80, and then a block row
-# of A, BF16, in the 128-byte swizzle. Rows are padded so that no two lanes meet in a bank.
-PRODUCTS, TABLES, INVERSES, PLACE = 10 * 1024, 2 * CHUNK * 4, 4 * 16 * 48, 2 * 16 * 80
+# In shared memory: of K K^T the ten blocks that are not above the diagonal, FP32, as wgmma's fragments have them;
+# tables of gates, of beta and of the gates' sums times log2 e, FP32, a row a head, so long that four heads meet in no
+# bank; of each warp a tile, where first L^T lies, then the transposed inverses of its diagonal blocks in FP16, and at
+# last A.
+PRODUCTS, ROW, TABLES = 10 * 256, CHUNK + 8, 3 * HEADS  # floats, floats, rows
 
 bf16, fp32 = "bfloat16", "float32"
 
 # What a CTA does as its turn `number`.
 FIND_ITEM = r"""
+// First token and how many, key head, first value head and how many.
 __device__ __forceinline__ void find_item(int number, const int* offsets, int stride, int sequences, int tokens_each,
                                           int tokens, int Hq, int Hv, void* found) {
   int* item = (int*)found;
   const int group = Hv / Hq, quads = (group + 3) / 4, chunk = number / (Hq * quads);
-  const int key_head = number % (Hq * quads) / quads, member = number % quads * 4 + threadIdx.x / 32;
+  const int key_head = number % (Hq * quads) / quads, member = number % quads * 4;
   const Piece piece = find_piece(chunk, 64, offsets, stride, sequences, tokens_each, tokens);
   item[0] = piece.begin + piece.index * 64;
   item[1] = max(min(piece.length - piece.index * 64, 64), 0);
   item[2] = key_head;
-  item[3] = member < group ? key_head * group + member : -1;
+  item[3] = key_head * group + member;
+  item[4] = min(group - member, 4);
 }
 """
 
@@ -114,32 +118,47 @@ __device__ __forceinline__ void multiply(float* sum, const unsigned* a, const un
 # is four registers of two elements: lane l has, in rows l / 4 and l / 4 + 8, columns 2 (l mod 4) and the next, and the
 # same 8 columns on. Of a first operand and of a result that is the same, so results are kept transposed:
 # A_ij^T = -(Σ A_mj^T L_im^T) A_ii^T. A second operand is held transposed: L_im^T as L_im, which K K^T has in registers.
-INVERT = r"""
-// Log-gates and beta of tokens l and l + 32, of a chunk that begins at `first` and has `length` tokens: gates, then
-// betas. Past the end neither decays nor adds anything.
-__device__ __forceinline__ void load_gates(const float* g, const float* beta, long long first, int Hv, int length,
-                                           void* loaded) {
+INVERT = (
+    f"constexpr int ROW = {ROW};"
+    + r"""
+
+// Log-gates and beta of a chunk whose first is number `first` of both: neighbouring threads take neighbouring heads.
+// Past the end of the chunk neither decays nor adds anything.
+__device__ __forceinline__ void load_gates(const float* g, const float* beta, long long first, int Hv, int heads,
+                                           int length, void* loaded) {
   float* gates = (float*)loaded;
-  const int lane = threadIdx.x & 31;
+  const int head = threadIdx.x % 4;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const int token = lane + 32 * half;
-    gates[half] = token < length ? g[first + (long long)token * Hv] : 0.f;
-    gates[2 + half] = token < length ? beta[first + (long long)token * Hv] : 0.f;
+    const int token = threadIdx.x / 4 + 32 * half;
+    const bool there = head < heads && token < length;
+    gates[half] = there ? g[first + (long long)token * Hv + head] : 0.f;
+    gates[2 + half] = there ? beta[first + (long long)token * Hv + head] : 0.f;
   }
 }
 
-// Sums gates over the chunk; leaves them in `g_cumsum`, and with beta in the warp's tables.
-__device__ __forceinline__ void sum_gates(const void* loaded, float* g_cumsum, long long first, int Hv, int length,
-                                          void* tables) {
+// Tables of gates, betas and exponents follow one another, four heads each. The assertion, a function call, makes ptxas
+// serialize the kernel's eight wgmma (C7510), which are waited for at once anyway.
+__device__ __forceinline__ void share_gates(const void* loaded, void* tables) {
   const float* gates = (const float*)loaded;
-  float* table = (float*)tables;
+  float* row = (float*)tables + threadIdx.x % 4 * ROW;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    refuse(gates[half] > 0.f);
+    row[threadIdx.x / 4 + 32 * half] = gates[half];
+    row[4 * ROW + threadIdx.x / 4 + 32 * half] = gates[2 + half];
+  }
+}
+
+// Warp w sums the gates of head w where they are, and leaves the sums times log2 e as exponents.
+__device__ __forceinline__ void sum_gates(void* tables) {
   const int lane = threadIdx.x & 31;
+  float* row = (float*)tables + threadIdx.x / 32 * ROW;
   float before = 0.f;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int token = lane + 32 * half;
-    float sum = gates[half];
+    float sum = row[token];
 #pragma unroll
     for (int distance = 1; distance < 32; distance *= 2) {
       const float other = __shfl_up_sync(~0u, sum, distance);
@@ -147,9 +166,19 @@ __device__ __forceinline__ void sum_gates(const void* loaded, float* g_cumsum, l
     }
     sum += before;
     before = __shfl_sync(~0u, sum, 31);
-    if (token < length) g_cumsum[first + (long long)token * Hv] = sum;
-    table[token] = sum * 1.44269504f;
-    table[64 + token] = gates[2 + half];
+    row[token] = sum;
+    row[8 * ROW + token] = sum * 1.44269504f;
+  }
+}
+
+__device__ __forceinline__ void store_sums(const void* tables, float* g_cumsum, long long first, int Hv, int heads,
+                                           int length) {
+  const int head = threadIdx.x % 4;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int token = threadIdx.x / 4 + 32 * half;
+    if (head < heads && token < length)
+      g_cumsum[first + (long long)token * Hv + head] = ((const float*)tables)[head * ROW + token];
   }
 }
 
@@ -169,55 +198,64 @@ __device__ __forceinline__ void share_products(const void* fragment, void* produ
     }
 }
 
-// A warp inverts for one head; its first row is number `first` of A's, and Hv rows lie between two of a chunk.
-__device__ __forceinline__ void invert(const void* products, const void* tables, void* inverses, void* place, void* A,
-                                       long long first, int Hv, int length) {
-  const int lane = threadIdx.x & 31, row = lane / 4, column = 2 * (lane & 3);
+// Warp w inverts for head w; A is left in its tile, in the 128-byte swizzle.
+__device__ __forceinline__ void invert(const void* products, const void* tables, void* tiles) {
+  const int lane = threadIdx.x & 31, warp = threadIdx.x >> 5, row = lane / 4, column = 2 * (lane & 3);
   const float4* KK = (const float4*)products + lane;
-  const float *g = (const float*)tables, *beta = g + 64;
+  const float *beta = (const float*)tables + (4 + warp) * ROW, *g = beta + 4 * ROW;
+  char* tile = (char*)tiles + warp * 8192;
 
-  // The diagonal, two blocks at a time: L^T to shared memory, then a lane solves for one column of the inverse.
-  float* L = (float*)place;
+  // The diagonal: L^T to shared memory, 15 rows of 80 bytes a block, then a lane solves for two columns of an inverse.
+  float* L = (float*)tile;
+  char* inverses = tile + 4 * 1232;
 #pragma unroll
-  for (int pair = 0; pair < 2; ++pair) {
+  for (int b = 0; b < 4; ++b)
 #pragma unroll
-    for (int which = 0; which < 2; ++which) {
-      const int b = 2 * pair + which;
+    for (int lower = 0; lower < 2; ++lower) {
+      const int r = row + 8 * lower;
+      const float4 x = KK[(b * (b + 1) / 2 + b) * 64 + lower * 32];
+      const float values[4] = {x.x, x.y, x.z, x.w}, gate = g[16 * b + r], weight = beta[16 * b + r];
 #pragma unroll
-      for (int lower = 0; lower < 2; ++lower) {
-        const int r = row + 8 * lower;
-        const float4 x = KK[(b * (b + 1) / 2 + b) * 64 + lower * 32];
-        const float values[4] = {x.x, x.y, x.z, x.w}, gate = g[16 * b + r], weight = beta[16 * b + r];
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          const int c = column + i % 2 + i / 2 * 8;
-          L[which * 320 + c * 20 + r] = r > c ? weight * gdn::power2(gate - g[16 * b + c]) * values[i] : 0.f;
-        }
+      for (int i = 0; i < 4; ++i) {
+        const int c = column + i % 2 + i / 2 * 8;
+        if (c < 15) L[b * 308 + c * 20 + r] = r > c ? weight * gdn::power2(gate - g[16 * b + c]) * values[i] : 0.f;
       }
     }
-    __syncwarp();
-    const int which = lane / 16, own = lane % 16;
-    float x[16];
+  __syncwarp();
+  {
+    const int b = lane / 8, own = lane % 8;
+    float x[16], y[16];  // of columns own and own + 8, whose first eight rows are zero
 #pragma unroll
-    for (int i = 0; i < 16; ++i) x[i] = i == own ? 1.f : 0.f;
+    for (int i = 0; i < 16; ++i) {
+      x[i] = i == own ? 1.f : 0.f;
+      y[i] = i == own + 8 ? 1.f : 0.f;
+    }
 #pragma unroll
     for (int m = 0; m < 15; ++m) {
-      const float4* LT = (const float4*)(L + which * 320 + m * 20);
+      const float4* LT = (const float4*)(L + b * 308 + m * 20);
 #pragma unroll
       for (int four = (m + 1) / 4; four < 4; ++four) {
-        const float4 y = LT[four];
-        if (4 * four > m) x[4 * four] -= y.x * x[m];
-        if (4 * four + 1 > m) x[4 * four + 1] -= y.y * x[m];
-        if (4 * four + 2 > m) x[4 * four + 2] -= y.z * x[m];
-        x[4 * four + 3] -= y.w * x[m];
+        const float4 l = LT[four];
+        const float values[4] = {l.x, l.y, l.z, l.w};
+#pragma unroll
+        for (int i = 0; i < 4; ++i)
+          if (4 * four + i > m) {
+            x[4 * four + i] -= values[i] * x[m];
+            if (m >= 8) y[4 * four + i] -= values[i] * y[m];
+          }
       }
     }
-    uint4* to = (uint4*)((char*)inverses + (2 * pair + which) * 768 + own * 48);
-    to[0] = make_uint4(gdn::half2(x[0], x[1]), gdn::half2(x[2], x[3]), gdn::half2(x[4], x[5]), gdn::half2(x[6], x[7]));
-    to[1] = make_uint4(gdn::half2(x[8], x[9]), gdn::half2(x[10], x[11]), gdn::half2(x[12], x[13]),
-                       gdn::half2(x[14], x[15]));
-    __syncwarp();
+    uint4* to = (uint4*)(inverses + b * 768 + own * 48);
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      to[half] = make_uint4(gdn::half2(x[8 * half], x[8 * half + 1]), gdn::half2(x[8 * half + 2], x[8 * half + 3]),
+                            gdn::half2(x[8 * half + 4], x[8 * half + 5]), gdn::half2(x[8 * half + 6], x[8 * half + 7]));
+      to[24 + half] = make_uint4(gdn::half2(y[8 * half], y[8 * half + 1]), gdn::half2(y[8 * half + 2], y[8 * half + 3]),
+                                 gdn::half2(y[8 * half + 4], y[8 * half + 5]),
+                                 gdn::half2(y[8 * half + 6], y[8 * half + 7]));
+    }
   }
+  __syncwarp();
 
   // A_bb^T as a first operand, and as a second one.
   unsigned left[4][4], right[4][4];
@@ -228,8 +266,10 @@ __device__ __forceinline__ void invert(const void* products, const void* tables,
     gdn::load_transposed_matrices(right[b], inverse + b * 768);
   }
 
+  __syncwarp();  // A takes their place
+
   unsigned above[4][4][4];  // A_mj^T
-  const unsigned stage = (unsigned)__cvta_generic_to_shared(place);
+  const unsigned stage = (unsigned)__cvta_generic_to_shared(tile);
   const int to_row = lane % 8 + lane / 16 * 8, to_unit = lane / 8 % 2;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
@@ -250,8 +290,8 @@ __device__ __forceinline__ void invert(const void* products, const void* tables,
       L_operand[m][3] = gdn::half2(lower * d8 * y.z, lower * d9 * y.w);
     }
 #pragma unroll
-    for (int j = 0; j <= i; ++j) {
-      unsigned written[4];
+    for (int j = 0; j < 4; ++j) {
+      unsigned written[4] = {};
       if (j < i) {
         float sum[8] = {}, result[8] = {};
         unsigned operand[4];
@@ -265,24 +305,24 @@ __device__ __forceinline__ void invert(const void* products, const void* tables,
           above[i][j][n] = gdn::half2(result[2 * n], result[2 * n + 1]);
           written[n] = gdn::bfloat2(result[2 * n], result[2 * n + 1]);
         }
-      } else {
+      } else if (j == i) {
 #pragma unroll
         for (int n = 0; n < 4; ++n) written[n] = gdn::half2_as_bfloat2(left[i][n]);
       }
-      gdn::store_transposed_matrices(stage + to_row * 128 + ((2 * j + to_unit) ^ (to_row & 7)) * 16, written);
+      const int r = 16 * i + to_row;
+      gdn::store_transposed_matrices(stage + r * 128 + ((2 * j + to_unit) ^ (r & 7)) * 16, written);
     }
-    __syncwarp();
-#pragma unroll
-    for (int rows = 0; rows < 16; rows += 4) {
-      const int r = rows + lane / 8, unit = lane % 8;
-      uint4 eight = make_uint4(0, 0, 0, 0);
-      if (unit < 2 * i + 2) eight = *(const uint4*)((const char*)place + r * 128 + (unit ^ (r & 7)) * 16);
-      if (16 * i + r < length) ((uint4*)A)[(first + (long long)(16 * i + r) * Hv) * 8 + unit] = eight;
-    }
-    __syncwarp();
   }
 }
+
+// Rows of the warp's tile, the first of which is number `first` of A's; Hv lie between two of a chunk.
+__device__ __forceinline__ void store_rows(const void* tiles, void* A, long long first, int Hv, int length) {
+  const uint4* tile = (const uint4*)tiles + threadIdx.x / 32 * 512;
+  for (int i = threadIdx.x & 31; i < length * 8; i += 32)
+    ((uint4*)A)[(first + (long long)(i / 8) * Hv) * 8 + i % 8] = tile[i / 8 * 8 + (i % 8 ^ i / 8 % 8)];
+}
 """
+)
 
 
 def core_inputs(inputs: Inputs) -> CoreInputs:
@@ -306,6 +346,12 @@ def prepare(
     token t in its chunk's matrix (I + StrictLower(B Γ K K^T Γ^-1))^-1; in a short last chunk the columns past the end
     are zero. With cu_seqlens [N+1], INT32 or INT64, B is 1, chunks start anew in every sequence, and rows past the last
     offset are left as they are. What is taken for granted of k and beta stands in the module's docstring.
+
+    Nobody waits for the values of g and cu_seqlens: on a CUDA device an assertion refuses those that can't be, see
+    `kernels.gates`.
+
+    Raises:
+        RuntimeError: at the next synchronisation, if a log-gate is above 0, or offsets don't rise from 0 to at most T.
     """
     B, tokens, Hv = g.shape
     if k.device.type == "cpu":
@@ -384,11 +430,16 @@ def _prepare():
             "load_gates",
             T.address_of(g[0, 0]),
             T.address_of(beta[0, 0]),
-            T.Cast("int64", item[0]) * Hv + T.max(item[3], 0),
+            T.Cast("int64", item[0]) * Hv + item[3],
             Hv,
-            T.if_then_else(item[3] >= 0, item[1], 0),
+            item[4],
+            item[1],
             T.address_of(gates[0]),
         )
+
+    @T.macro
+    def store(warp, tiles, A, t0, h):  # a lane of each warp starts the copy, where the code says whose warp it is
+        T.tma_copy(tiles[warp, :, :], A[t0 : t0 + CHUNK, h + warp, 0:CHUNK])
 
     @T.prim_func
     def prepare(
@@ -404,44 +455,42 @@ def _prepare():
         items: T.int32,
         ctas: T.int32,
     ):
-        with T.Kernel(ctas, threads=THREADS, prelude=FIND_PIECE + FIND_ITEM + INSTRUCTIONS + INVERT) as cta:
+        with T.Kernel(ctas, threads=THREADS, prelude=REFUSE + FIND_PIECE + FIND_ITEM + INSTRUCTIONS + INVERT) as cta:
             K_shared = T.alloc_shared((CHUNK, HEAD_DIM), bf16)
-            products = T.alloc_shared((PRODUCTS // 4,), fp32, scope="shared")
-            tables = T.alloc_shared((HEADS, TABLES // 4), fp32, scope="shared")
-            inverses = T.alloc_shared((HEADS, INVERSES // 4), fp32, scope="shared")
-            places = T.alloc_shared((HEADS, PLACE // 4), fp32, scope="shared")
+            products = T.alloc_shared((PRODUCTS,), fp32, scope="shared")
+            tables = T.alloc_shared((TABLES, ROW), fp32, scope="shared")
+            tiles = T.alloc_shared((HEADS, CHUNK, CHUNK), bf16)
             KK_frag = T.alloc_fragment((CHUNK, CHUNK), fp32)
-            item = T.alloc_local((4,), "int32")  # first token, tokens, key head, this warp's value head or -1
+            item = T.alloc_local((5,), "int32")  # first token, tokens, key head, first value head, value heads
             gates = T.alloc_local((4,), fp32)
             landed = T.alloc_barrier([THREADS])
-            T.annotate_layout({KK_frag: accumulator})
+            T.annotate_layout({KK_frag: accumulator, tiles: make_swizzled_layout(tiles)})
             T.annotate_min_blocks_per_sm(CTAS)
 
-            warp = T.alloc_var("int32", init=T.get_thread_binding() // 32)
-            head = T.alloc_var("int32", init=0)
+            heads = T.alloc_var("int32", init=0)
             length = T.alloc_var("int32", init=0)
-            first = T.alloc_var("int64", init=0)  # where the head's gates of this chunk begin
+            first = T.alloc_var("int64", init=0)  # where the heads' gates of this chunk begin
+            t0 = T.alloc_var("int32", init=0)
+            h = T.alloc_var("int32", init=0)
+            tx = T.get_thread_binding()
             T.pdl_trigger()
             T.pdl_sync()
+            if tokens_each == 0 and cta == 0:
+                T.call_extern("handle", "refuse_offsets", T.address_of(offsets[0]), stride, sequences, Tn)
             fetch(cta, k, g, beta, offsets, stride, sequences, tokens_each, K_shared, item, gates, landed)
             for turn in T.serial(T.ceildiv(items - cta, ctas)):
-                head = item[3]
                 length = item[1]
-                first = T.Cast("int64", item[0]) * Hv + T.max(head, 0)
-                T.call_extern(
-                    "handle",
-                    "sum_gates",
-                    T.address_of(gates[0]),
-                    T.address_of(g_cumsum[0, 0]),
-                    first,
-                    Hv,
-                    T.if_then_else(head >= 0, length, 0),
-                    T.address_of(tables[warp, 0]),
-                )
+                heads = item[4]
+                t0 = item[0]
+                h = item[3]
+                first = T.Cast("int64", t0) * Hv + h
+                T.sync_threads()  # everybody has read the products and the tables before
+                T.call_extern("handle", "share_gates", T.address_of(gates[0]), T.address_of(tables[0, 0]))
+                T.sync_threads()
+                T.call_extern("handle", "sum_gates", T.address_of(tables[0, 0]))
                 T.barrier_wait(landed[0], turn % 2)
                 T.wgmma_gemm(K_shared, K_shared, KK_frag, transpose_B=True, clear_accum=True)
                 T.wait_wgmma(0)
-                T.sync_threads()  # everybody has read the products before
                 T.call_extern(
                     "handle", "share_products", T.address_of(KK_frag[0, 0]), T.address_of(products[0]), length
                 )
@@ -449,19 +498,47 @@ def _prepare():
                 if cta + (turn + 1) * ctas < items:
                     number = cta + (turn + 1) * ctas
                     fetch(number, k, g, beta, offsets, stride, sequences, tokens_each, K_shared, item, gates, landed)
-                if head >= 0:
+                T.call_extern(
+                    "handle",
+                    "store_sums",
+                    T.address_of(tables[0, 0]),
+                    T.address_of(g_cumsum[0, 0]),
+                    first,
+                    Hv,
+                    heads,
+                    length,
+                )
+                T.tma_store_wait(0)  # tiles are free
+                T.sync_warp()
+                if tx // 32 < heads:
                     T.call_extern(
                         "handle",
                         "invert",
                         T.address_of(products[0]),
-                        T.address_of(tables[warp, 0]),
-                        T.address_of(inverses[warp, 0]),
-                        T.address_of(places[warp, 0]),
-                        T.address_of(A[0, 0, 0]),
-                        first,
-                        Hv,
-                        length,
+                        T.address_of(tables[0, 0]),
+                        T.address_of(tiles[0, 0, 0]),
                     )
+                    T.fence_proxy_async()
+                    T.sync_warp()
+                    if length < CHUNK:
+                        T.call_extern(
+                            "handle",
+                            "store_rows",
+                            T.address_of(tiles[0, 0, 0]),
+                            T.address_of(A[0, 0, 0]),
+                            first + tx // 32,
+                            Hv,
+                            length,
+                        )
+                    elif tx < 32:
+                        store(0, tiles, A, t0, h)
+                    elif tx < 64:
+                        store(1, tiles, A, t0, h)
+                    elif tx < 96:
+                        store(2, tiles, A, t0, h)
+                    else:
+                        store(3, tiles, A, t0, h)
+            T.tma_store_wait(0)
 
     return prepare
 

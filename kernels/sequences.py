@@ -13,9 +13,10 @@ import torch
 # Pieces of `unit` tokens are numbered so that nobody has to count those of earlier sequences: the first piece of
 # sequence n has number begin_n / unit + n. A sequence of l tokens has at most l / unit + 1 pieces, rounded down, which
 # is as much as that number grows by until the next one, or less; some numbers have no piece. A warp finds the sequence
-# of a piece by comparing 32 offsets at a time. Offsets that can't be are clamped: they are refused elsewhere, by
-# kernels.gates, and must not lead out of the tensors meanwhile.
+# of a piece by comparing 32 offsets at a time. Offsets that can't be are clamped: `refuse_offsets` stops the
+# process, but nothing must lead out of the tensors meanwhile.
 FIND_PIECE = r"""
+#include <cassert>
 struct Piece {
   int sequence, begin, length, index;  // tokens of the sequence, and the piece's number within it
 };
@@ -48,6 +49,14 @@ __device__ __forceinline__ Piece find_piece(int number, int unit, const int* off
   Piece found = sequence_at(first, offsets, stride, tokens_each, tokens);
   found.index = number >= before ? number - before : 1 << 20;  // numbers below the first sequence's have no piece
   return found;
+}
+
+__device__ __forceinline__ void refuse_offsets(const int* offsets, int stride, int sequences, int tokens) {
+  for (int n = threadIdx.x; n < sequences; n += blockDim.x) {
+    const int begin = offsets[(long long)n * stride], end = offsets[(long long)(n + 1) * stride];
+    assert(0 <= begin && begin <= end && end <= tokens &&
+           "cu_seqlens were expected to rise, from 0 to the number of tokens at most, found others");
+  }
 }
 """
 

@@ -23,7 +23,8 @@ extern "C" void segment(int number, int exact, int unit, int exact_unit, const i
                         int each, int tokens, int lead, int* found) {
   run_cta(32, [&] {
     int place[5];
-    const int index = find_segment(number, exact, unit, exact_unit, offsets, stride, sequences, each, tokens, lead, place);
+    const int index =
+        find_segment(number, exact, unit, exact_unit, offsets, stride, sequences, each, tokens, lead, place);
     if (lane() == 9) {
       const int total = (place[2] + 63) / 64, parts = place[3 + exact];
       std::copy(place, place + 3, found);

@@ -63,19 +63,19 @@ def plan_of(*shape):
 
 def test_the_plan_gives_every_sm_a_cta(monkeypatch):
     monkeypatch.setattr(variants, "sm_count", lambda device: 132)
-    assert plan_of(1, 8192, 4) == ("split", 64, 16, False)  # 33 segments of 128 columns would have 4 chunks
-    assert plan_of(1, 8192, 8) == ("split", 64, 8, True)
-    assert plan_of(1, 32768, 8) == ("split", 128, 16, True)
-    assert plan_of(1, 8192, 16) == ("split", 64, 4, False)
-    assert plan_of(4, 8192, 8) == ("split", 128, 4, False)
-    assert plan_of(1, 16384, 32) == ("split", 128, 4, False)
-    assert plan_of(1, 8192, 64) == plan_of(1, 8192, 66) == ("split", 128, 2, False)
-    assert plan_of(1, 2048, 33) == ("split", 64, 2, False)
-    assert plan_of(1, 2048, 34) == plan_of(1, 2048, 66) == ("rs", 64, 1, False)
-    assert plan_of(1, 8192, 67) == plan_of(4, 8192, 64) == ("split", 128, 1, False)
+    assert plan_of(1, 8192, 4) == ("split", 64, 16, 9)  # 33 segments of 128 columns would have 4 chunks
+    assert plan_of(1, 8192, 8) == ("split", 64, 8, 9)
+    assert plan_of(1, 32768, 8) == ("split", 128, 16, 24)
+    assert plan_of(1, 8192, 16) == ("split", 128, 8, 9)
+    assert plan_of(4, 8192, 8) == ("split", 128, 4, 8)
+    assert plan_of(1, 16384, 32) == ("split", 128, 4, 8)
+    assert plan_of(1, 8192, 64) == plan_of(1, 8192, 66) == ("split", 128, 2, 0)
+    assert plan_of(1, 2048, 33) == ("split", 64, 2, 0)
+    assert plan_of(1, 2048, 34) == plan_of(1, 2048, 66) == ("rs", 64, 1, 0)
+    assert plan_of(1, 8192, 67) == plan_of(4, 8192, 64) == ("split", 128, 1, 0)
     monkeypatch.setattr(variants, "sm_count", lambda device: 16)  # a MIG slice
-    assert plan_of(1, 8192, 4) == ("split", 128, 4, False)
-    assert plan_of(1, 16384, 2) == ("split", 128, 8, True)
+    assert plan_of(1, 8192, 4) == ("split", 128, 4, 8)
+    assert plan_of(1, 16384, 2) == ("split", 128, 8, 16)
 
 
 @pytest.mark.parametrize(("tokens", "segments"), [(1, 1), (64, 1), (256, 1), (257, 2), (320, 2), (640, 7)])
@@ -91,8 +91,7 @@ def test_exact_starts_have_room_in_a_segment_s_output():
         for heads in (1, 5, 8, 16, 33, 44):
             plan = variants.plan(1, tokens, heads, torch.device("meta"))
             if plan.exact:
-                shortest = (tokens // 64 - split.LEAD[plan.dv_tile]) // plan.segments
-                assert shortest * 64 >= split.START_ROW + 2 * split.HEAD_DIM
+                assert (tokens // 64 - split.LEAD[plan.dv_tile]) // plan.exact >= split.SCRATCH
 
 
 @pytest.mark.parametrize("dv_tile", [64, 128])
@@ -128,9 +127,9 @@ def test_the_public_function_refuses_what_it_can_not_run(change, message):
 def test_packed_sequences_share_the_segments_of_one(monkeypatch):
     monkeypatch.setattr(variants, "sm_count", lambda device: 132)
     gpu = torch.device("cuda")
-    assert variants.plan(1, 32768, 8, gpu, packed=2) == variants.Plan("split", 128, 16, True)
-    assert variants.plan(1, 32768, 8, gpu, packed=8) == variants.Plan("split", 128, 16, False)  # two segments each
-    assert variants.plan(1, 8192, 8, gpu, packed=8) == variants.Plan("split", 64, 8, False)
+    assert variants.plan(1, 32768, 8, gpu, packed=2) == variants.Plan("split", 128, 16, 24)
+    assert variants.plan(1, 32768, 8, gpu, packed=8) == variants.Plan("split", 128, 16, 0)  # two segments each
+    assert variants.plan(1, 8192, 8, gpu, packed=8) == variants.Plan("split", 64, 8, 0)
 
 
 def full_arguments(device="meta"):
@@ -146,7 +145,7 @@ def test_the_full_function_has_these_kernels_on_all_suites():
         variants.chunk_gated_delta_rule(q, k, v, g, beta, initial_state=state, cu_seqlens=cu_seqlens)
 
     names = {source.name for source in build.kernels_of(full, tuple(problem.CASES.values()))}
-    assert names == {"refuse_inputs", "prepare", "rs", "split", "split_fold"}
+    assert names == {"prepare", "rs", "split", "split_fold"}
 
 
 @pytest.mark.parametrize(
@@ -184,10 +183,9 @@ def test_the_full_function_copies_what_is_not_contiguous_and_takes_gates_in_bf16
     arguments = full_arguments()
     arguments["q"] = arguments["q"].transpose(1, 2).contiguous().transpose(1, 2)
     arguments["beta"] = arguments["beta"].bfloat16()
-    assert launched(arguments) == ["refuse_inputs", "prepare", "split"]
-    # In this order: what waits for a kernel's end follows one that has waited, see kernels.gates.
+    assert launched(arguments) == ["prepare", "split"]
     normalised = launched(arguments, use_qk_l2norm_in_kernel=True)
-    assert normalised == ["l2norm", "l2norm", "refuse_inputs", "prepare", "split"]
+    assert normalised == ["l2norm", "l2norm", "prepare", "split"]
 
 
 def test_only_split_is_called_with_another_scale_or_packed_sequences():

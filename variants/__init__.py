@@ -135,14 +135,12 @@ def chunk_gated_delta_rule(
 
     Raises:
         TypeError, ValueError: see kernels.problem.check_inputs; scale is not above 0.
-        RuntimeError: at the next synchronisation, if a log-gate is above 0 or offsets can't be, see kernels.gates.
+        RuntimeError: at the next synchronisation, if a log-gate is above 0 or offsets can't be, see kernels.preprocess.
     """
     import torch
 
-    from kernels.gates import refuse_inputs
     from kernels.preprocess import l2norm, prepare
     from kernels.problem import check_inputs
-    from kernels.sequences import layout
 
     scale = SCALE if scale is None else scale
     if not scale > 0:
@@ -152,8 +150,6 @@ def chunk_gated_delta_rule(
     B, tokens, _, Hv = check_inputs(q, k, v, g, beta, initial_state, cu_seqlens)
     if use_qk_l2norm_in_kernel:
         q, k = l2norm(q), l2norm(k)
-    where = layout(B, tokens, cu_seqlens, q)
-    refuse_inputs(g.flatten(0, 1), where)
     g_cumsum, A = prepare(k, g, beta, cu_seqlens)
     core = (q, k, v, g_cumsum, beta, A, initial_state)
     # The other rungs know neither packed sequences nor another scale.
@@ -180,31 +176,41 @@ def plan(B: int, tokens: int, Hv: int, device: torch.device, packed: int = 1) ->
     each sequence gets as many as its length allows. Exact starts are for sequences of eight segments then, too.
 
     A CTA an SM is the aim: of 128 columns where that leaves long segments, else of 64. Whether heads decay is not known
-    here, so a plan must do for both. From a sweep on an H200 (132 SMs) by a script, no recorded run, of `split` before
-    it released V later at 128 columns: core, graph clock, in µs, where all heads decay and where a quarter never does;
-    columns x segments, e with exact starts, and `rs`:
+    here, so a plan must do for both. From sweeps on an H200 (132 SMs) by scripts, no recorded run: core, graph clock,
+    in µs, where all heads decay and where a quarter never does; columns x segments, e and how many exact ones:
 
         T, heads    all decay / a quarter never does
          2048,  8   64x8 15.6/32.5    128x16 17.0/35.2    rs 46.1/46.2
          2048, 16   64x4 21.5/35.7    128x8 23.4/38.4     rs 46.8/46.6
          2048, 32   64x2 32.2/41.8    128x4 34.8/44.6     rs 48.0/48.2
          2048, 64   rs 51.6/51.5      128x2 51.8/59.2     64x1 54.0/54.2
-         8192,  4   64x16 21.5/106    128x33 24.6/116     rs 172/171
-         8192,  8   64x8e 36.4/105    64x8 31.9/113       128x16 34.9/121     rs 171/171
-         8192, 16   64x4 55.2/126     64x4e 58.3/126      128x8 53.3/135      128x8e 55.3/156     rs 172/172
-         8192, 24   128x5 75.7/156    128x5e 75.6/183     64x2 95.8/144       rs 173/173
-         8192, 32   128x4 92.6/164    128x4e 92.9/205     64x2 102/153        rs 175/176
-         8192, 64   128x2 172/216     64x1 201/202        rs 191/190
-        32768,  4   64x16e 63.8/167   128x33e 65.1/253    rs 668/670
-        32768,  8   128x16e 95.8/246  64x8e 102/241       rs 669/671
-        32768, 16   128x8e 167/378    128x8 170/514       64x4e 193/408       rs 671/671
+         8192,  4   64x16e9 30/63     64x16 21/109        128x33e9 28/85
+         8192,  8   64x8e9 43/68      64x7e7 42/73        64x8 32/113       128x14e9 43/92
+         8192, 16   128x8e9 60/95     64x4e9 70/106       128x8 51/140      64x4 57/128
+         8192, 24   128x5e9 83/127    128x5e6 81/122      128x5 73/166
+         8192, 32   128x4e8 99/160    128x4e6 97/153      128x4 88/173
+         8192, 48   128x2 149/202     128x2e5 162/202     128x3e5 225/220
+         8192, 64   128x2 165/211     128x2e5 179/274
+        16384,  8   128x16e18 61/115  64x8e18 71/107      128x16 52/244
+        16384, 16   128x8e16 101/161  128x8e12 99/155     128x8 87/276
+        16384, 32   128x4e8 170/261   128x4 160/346
+        32768,  8   128x16e24 100/163 128x16e16 96/174    128x16e32 104/171
+        32768, 16   128x8e16 176/285  128x8e8 169/280     128x8e24 180/277
+        32768, 24   128x5e12 256/358  128x5e8 252/406     128x5 241/634
+        32768, 32   128x4e8 316/463   128x4e12 322/493    128x4 303/665
+        32768, 48   128x2 549/757     128x2e8 570/698     128x3e8 782/678
+        32768, 64   128x2 587/806     128x2e8 614/898
     """
     heads, chunks, sms = B * Hv, -(-tokens // CHUNK), sm_count(device)
-    if (segments := sms // heads) > 1 and chunks >= 24 * segments:
-        return Plan("split", 128, segments, exact=segments >= 8 * packed)
+    # Half the SMs for a quarter of the heads. 14 chunks have room for M, N and a start (variants/split.py). With more
+    # than some 20 segments `split_fold`, 2 µs each, is what is waited for.
+    exact = min(2 * sms // heads, chunks // 14, 24)
+    exact = exact if exact >= 4 * max(packed, 2) else 0
+    if (segments := sms // heads) > 1 and chunks >= (16 if exact else 24) * segments:
+        return Plan("split", 128, segments, exact)
     if (segments := min(sms // (2 * heads), chunks - 3)) > 1:
-        return Plan("split", 64, segments, exact=segments >= 8 * packed and chunks >= 16 * segments)
-    return Plan("rs", 64, 1, exact=False) if 2 * heads <= sms else Plan("split", 128, 1, exact=False)
+        return Plan("split", 64, segments, exact)
+    return Plan("rs", 64, 1, exact=0) if 2 * heads <= sms else Plan("split", 128, 1, exact=0)
 
 
 def select(names: str) -> tuple[str, ...]:

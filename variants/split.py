@@ -14,13 +14,17 @@ a factor of 600. A warm-up that reaches the beginning starts from the true initi
 A head that hardly decays has to be warmed up from the beginning, which is right and hardly faster than unsplit. With
 64 columns a CTA that is what happens. With 128, two segments of such a head become one, and their two CTAs take 64
 columns each of it: a chunk takes them two thirds of the time. The second state warpgroup leaves, and the first arrives
-at barriers for both. Where many segments are long, such a head gets exact starts instead: over a segment the
-transposed state goes from S^T to S^T M + N. A first launch computes M and N of such heads, by the same recurrence as a
-warm-up, from the identity without V and from zero, and does all of the other heads. `split_fold` applies M and N one
-after the other from the initial state (`kernels.reference.affine_scan` composes chunks so, and says whose idea it is),
-and a second launch runs the segments from its results. M, N and the starts wait in the part of `output` that their
-segment overwrites, as sums of two BF16 numbers (16 bits of mantissa). Where all heads decay, the two later launches
-end at once, beside the first one.
+at barriers for both.
+
+Where such a head can be cut in eight, it gets exact starts instead, and segments of its own, which may be shorter than
+those of the others: the whole GPU waits for it. Over a segment the transposed state goes from S^T to S^T M + N. A first
+launch computes M and N, by the same recurrence as a warm-up, from the identity without V and from zero. `split_fold`
+applies them one after the other from the initial state (`kernels.reference.affine_scan` composes chunks so, and says
+whose idea it is). A second launch runs all segments: those of the other heads as soon as an SM is free of the first
+one, and those of such a head when its starts are there. M, N and the starts wait in the part of `output` that their
+segment overwrites, as sums of two BF16 numbers (16 bits of mantissa). Where all heads decay, the first two launches end
+at once, and cost 3 to 10 µs. The CTAs of a launch begin when all of the one before have begun (programmatic dependent
+launch), so those that wait never keep an SM from those they wait for.
 
 Hypothesis: with few heads time falls by the number of segments, less the warm-up (four chunks at the suites' gates,
 each about two thirds of one with output), until every SM has a CTA. With 128 columns a chunk takes less than twice as
@@ -107,7 +111,9 @@ __device__ __forceinline__ void load_transposed(const void* tiles, void* fragmen
 # Where a segment whose own chunks begin at `own` has to start; -1 where its warm-up would be longer than `limit`.
 # `head` is where the head's gates begin. A warp sums the gates of 32 chunks at a time, backwards: lane l knows what is
 # left of the state after l + 1 of them.
-FIND_START = f"constexpr int SCRATCH = {SCRATCH};" + r"""
+FIND_START = (
+    f"constexpr int SCRATCH = {SCRATCH};"
+    + r"""
 __device__ __forceinline__ int find_start(const float* g_cumsum, long long head, int Hv, int own, int limit) {
   const float forgotten = -12.f;  // e^-12 = 6e-6
   const float* last = g_cumsum + head + 63LL * Hv;  // of chunk 0
@@ -172,13 +178,14 @@ __device__ __forceinline__ int hardly_decays(const float* g_cumsum, long long he
   int found = 0;
   for (int segment = 1 + threadIdx.x / 32; segment < segments; segment += blockDim.x / 32)
     found |= find_start(g_cumsum, head, Hv, first_chunk(segment, total, segments, lead), limit) < 0;
-  return __syncthreads_or(found);
+  return __syncthreads_or(found) != 0;
 }
 
 __device__ __forceinline__ void exit_unless(int needed) {
   if (!needed) asm volatile("exit;");
 }
 """
+)
 
 # A sequence's short last chunk is copied with tokens behind it that are another's, or nobody's. In shared memory a tile
 # of 64 columns has a row of 128 bytes for each: those behind become zero, as the copy engine does it beyond a tensor.
@@ -288,12 +295,11 @@ def build(dv_tile):
         turn: T.int32,
     ):
         with T.Kernel(
-            # Heads come first, then kinds, so that the longest segments do not begin last.
-            HEAD_DIM // dv_tile
+            # Neighbours are heads, so that those of a group share K and Q, and the segments that wait begin last.
+            HEAD_DIM
+            // dv_tile
             * Hv
-            * T.if_then_else(
-                turn == ONLY, pieces, T.if_then_else(turn == FIRST, pieces + 2 * exact_pieces, exact_pieces)
-            ),
+            * (T.if_then_else(turn == FIRST, exact_pieces, pieces) + T.if_then_else(turn == ONLY, 0, exact_pieces)),
             threads=threads,
             prelude=LOAD_TRANSPOSED + FIND_PIECE + FIND_START + SHORT_CHUNK + COPY_STATE,
         ) as cta:
@@ -362,17 +368,23 @@ def build(dv_tile):
                 T.pdl_sync()
             if turn != ONLY:
                 T.pdl_trigger()
-            if turn == FIRST and number >= pieces:
-                number -= pieces
+            exact = T.alloc_var("int32", init=0)  # whether this CTA is for a head that hardly decays
+            if turn == FIRST:
+                exact = 1
                 kind = N
                 if number >= exact_pieces:
                     number -= exact_pieces
                     kind = M
+            elif turn == SECOND and number >= pieces:
+                exact = 1
+                number -= pieces
+                if number + h == 0:
+                    T.pdl_sync()  # a CTA of the grid always waits, so that the grid's end means the end of all before
             segment = T.call_extern(
                 "int32",
                 "find_segment",
                 number,
-                T.if_then_else(turn == SECOND or kind != MAIN, 1, 0),
+                exact,
                 unit,
                 exact_unit,
                 T.address_of(offsets[0]),
@@ -385,7 +397,7 @@ def build(dv_tile):
             )
             head = T.Cast("int64", place[1]) * Hv + h
             total = T.ceildiv(place[2], CHUNK)
-            parts = T.if_then_else(turn == SECOND or kind != MAIN, place[4], place[3])
+            parts = T.if_then_else(exact != 0, place[4], place[3])
             # The segment's own chunks are `own` to `end` - 1; it begins at `start` and is warmed up until `own`.
             start = T.alloc_var("int32", init=0)
             lasting = T.alloc_var("int32", init=0)  # whether the head hardly decays
@@ -404,23 +416,15 @@ def build(dv_tile):
                     T.call_extern("handle", "exit_unless", segment < parts)  # one is left over of an odd number
             own = T.alloc_var("int32", init=T.call_extern("int32", "first_chunk", segment, total, parts, lead))
             end = T.alloc_var("int32", init=T.call_extern("int32", "first_chunk", segment + 1, total, parts, lead))
-            if turn != ONLY:
-                if turn == SECOND and (lasting != 0 or cta == 0):
-                    T.pdl_sync()  # one CTA of the grid always waits, so that the grid's end means the end of all before
+            if turn == FIRST:
+                # The first segment has an initial state in its N, and no M; nothing follows the last.
                 T.call_extern(
-                    "handle",
-                    "exit_unless",
-                    T.if_then_else(
-                        turn == SECOND,
-                        lasting != 0,
-                        T.if_then_else(
-                            kind == MAIN,
-                            lasting == 0,
-                            # The first segment has an initial state in its N, and no M; nothing follows the last.
-                            lasting != 0 and segment < parts - 1 and (kind == N or segment > 0),
-                        ),
-                    ),
+                    "handle", "exit_unless", lasting != 0 and segment < parts - 1 and (kind == N or segment > 0)
                 )
+            elif turn == SECOND:
+                if exact != 0 and lasting != 0:
+                    T.pdl_sync()
+                T.call_extern("handle", "exit_unless", lasting == exact)
             if total == 0:
                 if final_states > 0 and kind == MAIN:
                     T.assume(place[0] >= 0 and place[0] < final_states)
@@ -435,23 +439,13 @@ def build(dv_tile):
                         dv_tile,
                     )
                 T.call_extern("handle", "exit_unless", False)
-            if kind == MAIN:
-                start = T.call_extern(
-                    "int32",
-                    "find_start",
-                    T.address_of(g_cumsum[0, 0]),
-                    head,
-                    Hv,
-                    own,
-                    T.if_then_else(turn == SECOND, limit, total),
-                )
-            else:  # nothing but warm-up: no output, but an end state
-                start = own
+            start = own
+            if kind != MAIN:  # nothing but warm-up: no output, but an end state
                 own = end
-            exact = T.alloc_var("int32", init=0)
-            if start < 0:
-                exact = 1
-                start = own
+            elif exact == 0:
+                start = T.call_extern("int32", "find_start", T.address_of(g_cumsum[0, 0]), head, Hv, own, total)
+            if kind != MAIN or segment == 0:
+                exact = 0  # from here on: whether `split_fold` has left its start
             # Chunks are counted from `own`: those below 0 are warm-up. Every role reads this from shared memory, so
             # that no register of one has to live through another.
             if tx == 0:
@@ -887,13 +881,11 @@ def build_fold():
     Tn, Hv, words = T.dynamic("Tn"), T.dynamic("Hv"), T.dynamic("words")
 
     @T.macro
-    def load(output, h, dv, row, M_shared, N_high_shared, N_low_shared, slot, full):
-        high = row + N_ROW + dv
-        low = high + HEAD_DIM
-        T.tma_copy(output[row : row + 2 * HEAD_DIM, h, 0:HEAD_DIM], M_shared[slot, :, :], barrier=full[slot])
-        T.tma_copy(output[high : high + HALF, h, 0:HEAD_DIM], N_high_shared[slot, :, :], barrier=full[slot])
-        T.tma_copy(output[low : low + HALF, h, 0:HEAD_DIM], N_low_shared[slot, :, :], barrier=full[slot])
-        T.barrier_arrive(full[slot])
+    def read_N(N_high_shared, N_low_shared, slot, N_frag):
+        for i, j in T.Parallel(HALF, HEAD_DIM):
+            N_frag[i, j] = N_high_shared[slot, i, j]
+        for i, j in T.Parallel(HALF, HEAD_DIM):
+            N_frag[i, j] += N_low_shared[slot, i, j]
 
     @T.prim_func
     def split_fold(
@@ -908,17 +900,20 @@ def build_fold():
         lead: T.int32,
         limit: T.int32,
     ):
-        with T.Kernel(2, Hv, sequences, threads=128, prelude=FIND_PIECE + FIND_START) as (tile, h, n):
+        with T.Kernel(2, Hv, sequences, threads=192, prelude=FIND_PIECE + FIND_START) as (tile, h, n):
             # Rows of high parts, then of low ones; of the start, the columns of S^T by halves
             M_shared = T.alloc_shared((2, 2 * HEAD_DIM, HEAD_DIM), bf16)
             N_high_shared = T.alloc_shared((2, HALF, HEAD_DIM), bf16)
             N_low_shared = T.alloc_shared((2, HALF, HEAD_DIM), bf16)
             start_shared = T.alloc_shared((2 * HEAD_DIM, HALF), bf16)
             S_frag = T.alloc_fragment((HALF, HEAD_DIM), fp32)
-            next_frag = T.alloc_fragment((HALF, HEAD_DIM), fp32)
+            N_frag = T.alloc_fragment((HALF, HEAD_DIM), fp32)
             high_operand = T.alloc_fragment((HALF, HEAD_DIM), bf16)
             low_operand = T.alloc_fragment((HALF, HEAD_DIM), bf16)
-            full = T.alloc_barrier([128] * 2)
+            full = T.alloc_barrier([32] * 2)
+            empty = T.alloc_barrier([128] * 2)
+            start_full = T.alloc_barrier([128])
+            start_empty = T.alloc_barrier([32])
             T.annotate_layout(
                 {
                     N_high_shared: make_swizzled_layout(N_high_shared),
@@ -927,6 +922,7 @@ def build_fold():
                 }
             )
             dv = tile * HALF
+            tx = T.get_thread_binding()
             # The sequence, where it begins, its tokens, its segments, those of a head with exact starts
             place = T.alloc_local((5,), "int32")
             total = T.alloc_var("int32", init=0)
@@ -962,42 +958,62 @@ def build_fold():
             )
             if lasting != 0 or tile + h + n == 0:
                 T.pdl_sync()
-            T.call_extern("handle", "exit_unless", lasting)
-            # What the first segment ends with is in the place of its N; M follows from the second on.
-            for ahead in (0, 1):
-                if ahead < segments - 1:
-                    row = place[1] + T.call_extern("int32", "first_chunk", ahead, total, segments, lead) * CHUNK
-                    load(output, h, dv, row, M_shared, N_high_shared, N_low_shared, ahead, full)
-            for s in T.serial(segments - 1):
-                slot = s % 2
-                T.barrier_wait(full[slot], s // 2 % 2)
-                for i, j in T.Parallel(HALF, HEAD_DIM):
-                    next_frag[i, j] = N_high_shared[slot, i, j]
-                for i, j in T.Parallel(HALF, HEAD_DIM):
-                    next_frag[i, j] += N_low_shared[slot, i, j]
-                if s > 0:
-                    # S^T = S^T M + N, as (high + low) M_high + high M_low; low M_low is beyond FP32
+            T.call_extern("handle", "exit_unless", lasting != 0 and segments > 1)
+            if tx < 128:
+                # What the first segment ends with is in the place of its N; M follows from the second on.
+                T.barrier_wait(full[0], 0)
+                read_N(N_high_shared, N_low_shared, 0, S_frag)
+                T.barrier_arrive(empty[0])
+                if segments > 2:
+                    T.barrier_wait(full[1], 0)
+                    read_N(N_high_shared, N_low_shared, 1, N_frag)
+                for s in T.serial(1, segments):
+                    T.copy(S_frag, high_operand)
                     for i, j in T.Parallel(HALF, HEAD_DIM):
                         low_operand[i, j] = S_frag[i, j] - high_operand[i, j]
-                    T.wgmma_gemm(high_operand, M_shared[slot, 0:HEAD_DIM, :], next_frag)
-                    T.wgmma_gemm(low_operand, M_shared[slot, 0:HEAD_DIM, :], next_frag)
-                    T.wgmma_gemm(high_operand, M_shared[slot, HEAD_DIM : 2 * HEAD_DIM, :], next_frag)
+                    if s < segments - 1:
+                        # S^T = S^T M + N, as (high + low) M_high + high M_low; low M_low is beyond FP32
+                        T.copy(N_frag, S_frag)
+                        T.wgmma_gemm(high_operand, M_shared[s % 2, 0:HEAD_DIM, :], S_frag)
+                        T.wgmma_gemm(low_operand, M_shared[s % 2, 0:HEAD_DIM, :], S_frag)
+                        T.wgmma_gemm(high_operand, M_shared[s % 2, HEAD_DIM : 2 * HEAD_DIM, :], S_frag)
+                    T.barrier_wait(start_empty[0], s % 2)
+                    for i, j in T.Parallel(HALF, HEAD_DIM):
+                        start_shared[j // HALF * HALF + i, j % HALF] = high_operand[i, j]
+                    for i, j in T.Parallel(HALF, HEAD_DIM):
+                        start_shared[HEAD_DIM + j // HALF * HALF + i, j % HALF] = low_operand[i, j]
+                    T.fence_proxy_async()
+                    T.barrier_arrive(start_full[0])
+                    if s + 1 < segments - 1:
+                        T.barrier_wait(full[(s + 1) % 2], (s + 1) // 2 % 2)
+                        read_N(N_high_shared, N_low_shared, (s + 1) % 2, N_frag)
                     T.wait_wgmma(0)
-                T.copy(next_frag, S_frag)
-                T.sync_threads()
-                if s + 2 < segments - 1:
-                    row = place[1] + T.call_extern("int32", "first_chunk", s + 2, total, segments, lead) * CHUNK
-                    load(output, h, dv, row, M_shared, N_high_shared, N_low_shared, slot, full)
-                T.copy(S_frag, high_operand)
-                for i, j in T.Parallel(HALF, HEAD_DIM):
-                    start_shared[j // HALF * HALF + i, j % HALF] = high_operand[i, j]
-                for i, j in T.Parallel(HALF, HEAD_DIM):
-                    start_shared[HEAD_DIM + j // HALF * HALF + i, j % HALF] = S_frag[i, j] - high_operand[i, j]
-                T.fence_proxy_async()
-                T.sync_threads()
-                row = place[1] + START_ROW
-                row += T.call_extern("int32", "first_chunk", s + 1, total, segments, lead) * CHUNK
-                T.copy(start_shared, output[row : row + 2 * HEAD_DIM, h, dv : dv + HALF])
+                    T.barrier_arrive(empty[s % 2])
+            elif tx < 160:  # copy M and N
+                for s in T.serial(segments - 1):
+                    row = place[1] + T.call_extern("int32", "first_chunk", s, total, segments, lead) * CHUNK
+                    high = row + N_ROW + dv
+                    T.barrier_wait(empty[s % 2], (s // 2 + 1) % 2)
+                    if s > 0:
+                        T.tma_copy(
+                            output[row : row + 2 * HEAD_DIM, h, 0:HEAD_DIM], M_shared[s % 2, :, :], barrier=full[s % 2]
+                        )
+                    T.tma_copy(
+                        output[high : high + HALF, h, 0:HEAD_DIM], N_high_shared[s % 2, :, :], barrier=full[s % 2]
+                    )
+                    T.tma_copy(
+                        output[high + HEAD_DIM : high + HEAD_DIM + HALF, h, 0:HEAD_DIM],
+                        N_low_shared[s % 2, :, :],
+                        barrier=full[s % 2],
+                    )
+                    T.barrier_arrive(full[s % 2])
+            else:  # store starts
+                for s in T.serial(segments - 1):
+                    row = place[1] + START_ROW
+                    row += T.call_extern("int32", "first_chunk", s + 1, total, segments, lead) * CHUNK
+                    T.barrier_wait(start_full[0], s % 2)
+                    T.copy(start_shared, output[row : row + 2 * HEAD_DIM, h, dv : dv + HALF])
+                    T.barrier_arrive(start_empty[0])
 
     return split_fold
 
