@@ -205,6 +205,17 @@ __device__ __forceinline__ void invert(const void* products, const void* tables,
   const float *beta = (const float*)tables + (4 + warp) * ROW, *g = beta + 4 * ROW;
   char* tile = (char*)tiles + warp * 8192;
 
+  // Of this lane's rows and columns of every block, read once; `corner` is a block's first token.
+  float gate[4][2], weight[4][2], column_gate[4][4], corner[4];
+#pragma unroll
+  for (int b = 0; b < 4; ++b) {
+    corner[b] = g[16 * b];
+#pragma unroll
+    for (int i = 0; i < 2; ++i) gate[b][i] = g[16 * b + row + 8 * i], weight[b][i] = beta[16 * b + row + 8 * i];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) column_gate[b][i] = g[16 * b + column + i % 2 + i / 2 * 8];
+  }
+
   // The diagonal: L^T to shared memory, 15 rows of 80 bytes a block, then a lane solves for two columns of an inverse.
   float* L = (float*)tile;
   char* inverses = tile + 4 * 1232;
@@ -214,11 +225,12 @@ __device__ __forceinline__ void invert(const void* products, const void* tables,
     for (int lower = 0; lower < 2; ++lower) {
       const int r = row + 8 * lower;
       const float4 x = KK[(b * (b + 1) / 2 + b) * 64 + lower * 32];
-      const float values[4] = {x.x, x.y, x.z, x.w}, gate = g[16 * b + r], weight = beta[16 * b + r];
+      const float values[4] = {x.x, x.y, x.z, x.w};
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         const int c = column + i % 2 + i / 2 * 8;
-        if (c < 15) L[b * 308 + c * 20 + r] = r > c ? weight * gdn::power2(gate - g[16 * b + c]) * values[i] : 0.f;
+        const float decay = gdn::power2(gate[b][lower] - column_gate[b][i]);
+        if (c < 15) L[b * 308 + c * 20 + r] = r > c ? weight[b][lower] * decay * values[i] : 0.f;
       }
     }
   __syncwarp();
@@ -268,26 +280,32 @@ __device__ __forceinline__ void invert(const void* products, const void* tables,
 
   __syncwarp();  // A takes their place
 
+  float to_corner[3][4];
+#pragma unroll
+  for (int m = 0; m < 3; ++m)
+#pragma unroll
+    for (int i = 0; i < 4; ++i) to_corner[m][i] = gdn::power2(corner[m + 1] - column_gate[m][i]);
+
   unsigned above[4][4][4];  // A_mj^T
   const unsigned stage = (unsigned)__cvta_generic_to_shared(tile);
   const int to_row = lane % 8 + lane / 16 * 8, to_unit = lane / 8 % 2;
 #pragma unroll
   for (int i = 0; i < 4; ++i) {
-    // -L_im^T. Its exponential is a product of two, neither of which grows: from the first token of block row i on.
+    // -L_im^T. Its exponential is a product of three, none of which grows: from a token of block m to the first one of
+    // block m + 1, from there to the first one of block i, and on.
     unsigned L_operand[3][4];
-    const float corner = g[16 * i];
-    const float upper = -beta[16 * i + row] * gdn::power2(g[16 * i + row] - corner);
-    const float lower = -beta[16 * i + row + 8] * gdn::power2(g[16 * i + row + 8] - corner);
+    const float from_corner[2] = {-weight[i][0] * gdn::power2(gate[i][0] - corner[i]),
+                                  -weight[i][1] * gdn::power2(gate[i][1] - corner[i])};
 #pragma unroll
     for (int m = 0; m < i; ++m) {
       const float4 x = KK[(i * (i + 1) / 2 + m) * 64], y = KK[(i * (i + 1) / 2 + m) * 64 + 32];
-      const float* gates = g + 16 * m + column;
-      const float d0 = gdn::power2(corner - gates[0]), d1 = gdn::power2(corner - gates[1]);
-      const float d8 = gdn::power2(corner - gates[8]), d9 = gdn::power2(corner - gates[9]);
-      L_operand[m][0] = gdn::half2(upper * d0 * x.x, upper * d1 * x.y);
-      L_operand[m][1] = gdn::half2(upper * d8 * x.z, upper * d9 * x.w);
-      L_operand[m][2] = gdn::half2(lower * d0 * y.x, lower * d1 * y.y);
-      L_operand[m][3] = gdn::half2(lower * d8 * y.z, lower * d9 * y.w);
+      const float between = m + 1 < i ? gdn::power2(corner[i] - corner[m + 1]) : 1.f;
+      const float upper = from_corner[0] * between, lower = from_corner[1] * between;
+      const float* d = to_corner[m];
+      L_operand[m][0] = gdn::half2(upper * d[0] * x.x, upper * d[1] * x.y);
+      L_operand[m][1] = gdn::half2(upper * d[2] * x.z, upper * d[3] * x.w);
+      L_operand[m][2] = gdn::half2(lower * d[0] * y.x, lower * d[1] * y.y);
+      L_operand[m][3] = gdn::half2(lower * d[2] * y.z, lower * d[3] * y.w);
     }
 #pragma unroll
     for (int j = 0; j < 4; ++j) {

@@ -88,8 +88,8 @@ def test_a_missing_tool_is_named_with_the_places_and_the_remedy(monkeypatch):
         build.find_tool.__wrapped__("nvdisasm")
 
 
-def passed_by_an_arrival(sass: str) -> list[str]:
-    """Transposed shared loads (LDSM) that an mbarrier arrival overtakes: their data has not been waited for.
+def passed_by_an_arrival(sass: str, load: str) -> list[str]:
+    """Shared loads of this kind that an mbarrier arrival overtakes: their data has not been waited for.
 
     `sass` is nvdisasm's with -hex. Bits 41 and up of an instruction's second word control it: 4 of stall, yield, 3 name
     the scoreboard that its result sets (7: none), 3 the one for its operands, 6 are a mask of those to wait for.
@@ -106,7 +106,7 @@ def passed_by_an_arrival(sass: str) -> list[str]:
             outstanding = {board: load for board, load in outstanding.items() if not waited >> board & 1}
             if "SYNCS.ARRIVE.TRANS64.A1T0" in instruction:
                 passed += outstanding.values()
-            if "LDSM" in instruction:
+            if load in instruction:
                 outstanding[result] = instruction
             instruction = ""
     return passed
@@ -126,19 +126,22 @@ def listing(*instructions):
 
 def test_a_load_is_passed_unless_its_scoreboard_was_waited_for():
     load, arrive = ("LDSM.16.MT88.4 R8, [R0]", 2, 0), ("SYNCS.ARRIVE.TRANS64.A1T0 RZ, [UR5], RZ", 7, 0)
-    assert passed_by_an_arrival(listing(load, arrive)) == ["LDSM.16.MT88.4 R8, [R0] "]
-    assert passed_by_an_arrival(listing(load, ("FMUL R9, R8, R8", 7, 0b001000), arrive)) == ["LDSM.16.MT88.4 R8, [R0] "]
-    assert passed_by_an_arrival(listing(load, ("FMUL R9, R8, R8", 7, 0b000100), arrive)) == []
+    assert passed_by_an_arrival(listing(load, arrive), "LDSM") == ["LDSM.16.MT88.4 R8, [R0] "]
+    assert passed_by_an_arrival(listing(load, ("FMUL R9, R8, R8", 7, 0b001000), arrive), "LDSM") == [
+        "LDSM.16.MT88.4 R8, [R0] "
+    ]
+    assert passed_by_an_arrival(listing(load, ("FMUL R9, R8, R8", 7, 0b000100), arrive), "LDSM") == []
 
 
-def test_no_arrival_of_split_passes_a_load_of_v():
-    """With two places of V, the arrival that follows lets the next V be loaded over it."""
-    split = variants.load("split")
-    (source,) = [s for s in build.kernels_of(split.gdn_prefill_forward, problem.SUITES["lab"]) if s.dv_tile == 128]
+@pytest.mark.parametrize(("name", "dv_tile", "load"), [("split", 128, "LDSM"), ("split_fold", 64, "LDS")])
+def test_no_arrival_passes_a_load_from_the_place_that_it_frees(name, dv_tile, load):
+    """Of V, with its two places, and of M and N: what follows would be loaded over them."""
+    made = build.kernels_of(variants.load("split").gdn_prefill_forward, problem.SUITES["lab"])
+    (source,) = [source for source in made if (source.name, source.dv_tile) == (name, dv_tile)]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "split.cubin")
         path.write_bytes(build.cubin(source).content)
         command = [build.find_tool("nvdisasm"), "-c", "-hex", str(path)]
         sass = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    assert sass.count("LDSM") >= 12
-    assert passed_by_an_arrival(sass) == []
+    assert sass.count(load) >= 12
+    assert passed_by_an_arrival(sass, load) == []

@@ -298,8 +298,10 @@ def build(dv_tile):
             # Neighbours are heads, so that those of a group share K and Q, and the segments that wait begin last.
             HEAD_DIM
             // dv_tile
-            * Hv
-            * (T.if_then_else(turn == FIRST, exact_pieces, pieces) + T.if_then_else(turn == ONLY, 0, exact_pieces)),
+            * (
+                Hv
+                * (T.if_then_else(turn == FIRST, exact_pieces, pieces) + T.if_then_else(turn == ONLY, 0, exact_pieces))
+            ),
             threads=threads,
             prelude=LOAD_TRANSPOSED + FIND_PIECE + FIND_START + SHORT_CHUNK + COPY_STATE,
         ) as cta:
@@ -963,7 +965,6 @@ def build_fold():
                 # What the first segment ends with is in the place of its N; M follows from the second on.
                 T.barrier_wait(full[0], 0)
                 read_N(N_high_shared, N_low_shared, 0, S_frag)
-                T.barrier_arrive(empty[0])
                 if segments > 2:
                     T.barrier_wait(full[1], 0)
                     read_N(N_high_shared, N_low_shared, 1, N_frag)
@@ -977,6 +978,10 @@ def build_fold():
                         T.wgmma_gemm(high_operand, M_shared[s % 2, 0:HEAD_DIM, :], S_frag)
                         T.wgmma_gemm(low_operand, M_shared[s % 2, 0:HEAD_DIM, :], S_frag)
                         T.wgmma_gemm(high_operand, M_shared[s % 2, HEAD_DIM : 2 * HEAD_DIM, :], S_frag)
+                        # A place is free once a product has taken what was read of it: ptxas lets an arrival pass a
+                        # shared load that is on its way.
+                        if s == 1:
+                            T.barrier_arrive(empty[0])
                     T.barrier_wait(start_empty[0], s % 2)
                     for i, j in T.Parallel(HALF, HEAD_DIM):
                         start_shared[j // HALF * HALF + i, j % HALF] = high_operand[i, j]
