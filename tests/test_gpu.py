@@ -217,6 +217,15 @@ def test_the_public_function_matches_the_recurrence(T, group):
         reference.check(actual, reference.chunkwise(*inputs), elementwise=True)
 
 
+@pytest.mark.parametrize("Hv", [8, 16, 32])
+def test_heads_that_hardly_decay_match_the_recurrence_in_as_many_segments_as_planned(Hv):
+    assert variants.plan(1, 16449, Hv, torch.device("cuda")).exact >= 8
+    inputs = problem.make_inputs(problem.Case("long", 1, 16449, Hv // 4, Hv, True, "quarter_off"))
+    with poisoned_memory():
+        actual = variants.gdn_prefill_forward(*preprocess.core_inputs(inputs))
+    reference.check(actual, reference.recurrence(*inputs), elementwise=False)
+
+
 @pytest.mark.parametrize("cuts", [(1000,), (64, 1000)])
 def test_the_public_function_in_several_calls_through_the_state_equals_one(cuts):
     inputs = problem.make_inputs(problem.Case("chained", 1, 2500, 2, 8, initial_state=True, gates="quarter_off"))
