@@ -72,7 +72,7 @@ REGISTERS = {64: (232, 152, 40), 128: (168, 144, 32)}
 
 LIMIT = 32  # chunks of warm-up that a segment tries, where its start can be had exactly; lanes of a warp
 ONLY, FIRST, SECOND = range(3)  # launch of `split`: alone, or before and after `fold`
-KINDS = MAIN, M, N = range(3)  # what a CTA computes
+MAIN, M, N = range(3)  # what a CTA computes
 # What the roles have to know of their CTA: its first own chunk, the chunks before it and from it on, what it computes,
 # its sequence, where that begins and ends among the tokens, its key head, which half of the columns comes first, how
 # many there are, whether no segment follows, and how many tokens the last chunk has, if others lie behind them.
