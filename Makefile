@@ -46,7 +46,7 @@ notebooks: $(reporting) ## execute the notebooks on RUN into build/notebooks
 	$(py) -m analysis.notebooks --run $(RUN) --out build/notebooks
 
 test: $(everything) ## the tests that need no GPU; kernels are cross-compiled for sm_90a
-	$(py) -m pytest -m "not gpu" -n auto --dist loadfile
+	$(py) -m pytest -m "not gpu" -n auto --maxprocesses 8 --dist loadfile
 
 test-gpu: $(everything) ## every variant on every lab case and on odd shapes, on this machine's GPU
 	$(py) -m pytest -m gpu tests/test_gpu.py tests/test_bench.py

@@ -23,6 +23,7 @@ from tilelang.layout import make_swizzled_layout
 from torch.nn.functional import pad
 
 from kernels.build import jit
+from kernels.fragments import accumulator
 from kernels.gates import REFUSE
 from kernels.problem import CHUNK, HEAD_DIM, Inputs
 from kernels.sequences import FIND_PIECE, layout
@@ -420,12 +421,6 @@ def _prepare():
     """A CTA takes a chunk and up to HEADS value heads of a key head, then the next, whose loads are on their way."""
     Tn, Hq, Hv, words = T.dynamic("Tn"), T.dynamic("Hq"), T.dynamic("Hv"), T.dynamic("words")
 
-    accumulator = T.Fragment(
-        [CHUNK, CHUNK],
-        forward_thread_fn=lambda i, j: i // 16 * 32 + i % 8 * 4 + j % 8 // 2,
-        forward_index_fn=lambda i, j: j // 8 * 4 + i % 16 // 8 * 2 + j % 2,
-    )
-
     @T.macro
     def fetch(number, k, g, beta, offsets, stride, sequences, tokens_each, K_shared, item, gates, landed):
         T.call_extern(
@@ -482,7 +477,7 @@ def _prepare():
             item = T.alloc_local((5,), "int32")  # first token, tokens, key head, first value head, value heads
             gates = T.alloc_local((4,), fp32)
             landed = T.alloc_barrier([THREADS])
-            T.annotate_layout({KK_frag: accumulator, tiles: make_swizzled_layout(tiles)})
+            T.annotate_layout({KK_frag: accumulator(CHUNK), tiles: make_swizzled_layout(tiles)})
             T.annotate_min_blocks_per_sm(CTAS)
 
             heads = T.alloc_var("int32", init=0)

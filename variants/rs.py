@@ -40,6 +40,7 @@ import torch
 from tilelang.layout import make_swizzled_layout
 
 from kernels.build import jit
+from kernels.fragments import accumulator
 from kernels.markers import mark, role
 from kernels.problem import CHUNK, HEAD_DIM, SCALE, check_core_inputs
 
@@ -77,11 +78,6 @@ __device__ __forceinline__ void load_transposed(const void* tile, void* fragment
 @jit(disable_warp_specialized=True, disable_thread_storage_sync=True, enable_fast_math=True)
 def build(has_initial_state):
     B, Tn, Hq, Hv = T.dynamic("B"), T.dynamic("Tn"), T.dynamic("Hq"), T.dynamic("Hv")
-    accumulator = T.Fragment(
-        [DV_TILE, CHUNK],
-        forward_thread_fn=lambda i, j: i // 16 * 32 + i % 8 * 4 + j % 8 // 2,
-        forward_index_fn=lambda i, j: j // 8 * 4 + i % 16 // 8 * 2 + j % 2,
-    )
 
     @T.macro
     def weigh(QK_frag, g_shared, stage, P_frag):
@@ -149,7 +145,7 @@ def build(has_initial_state):
                 {
                     V_shared: make_swizzled_layout(V_shared),
                     O_shared: make_swizzled_layout(O_shared),
-                    V_frag: accumulator,
+                    V_frag: accumulator(DV_TILE),
                 }
             )
             tx = T.get_thread_binding()

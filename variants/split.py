@@ -59,6 +59,7 @@ import torch
 from tilelang.layout import make_swizzled_layout
 
 from kernels.build import jit
+from kernels.fragments import accumulator
 from kernels.markers import mark, role
 from kernels.problem import CHUNK, HEAD_DIM, SCALE, check_core_inputs
 from kernels.sequences import FIND_PIECE, layout
@@ -70,7 +71,7 @@ STAGES = 3
 # 3 x 168 and 4 x 128 that the launches bring.
 REGISTERS = {64: (232, 152, 40), 128: (168, 144, 32)}
 
-LIMIT = 32  # chunks of warm-up that a segment tries, where its start can be had exactly; lanes of a warp
+LIMIT = 32  # chunks of warm-up above which a head gets exact starts, where they can be had; lanes of a warp
 ONLY, FIRST, SECOND = range(3)  # launch of `split`: alone, or before and after `fold`
 MAIN, M, N = range(3)  # what a CTA computes
 # What the roles have to know of their CTA: its first own chunk, the chunks before it and from it on, what it computes,
@@ -229,11 +230,6 @@ def build(dv_tile):
     wide = dv_tile == HEAD_DIM  # registers and shared memory are too few then to read V and its factors a chunk ahead
     slots = 2 if wide else STAGES  # of V
     launched = 65536 // threads // 8 * 8  # registers a thread
-    accumulator = T.Fragment(
-        [dv_tile, CHUNK],
-        forward_thread_fn=lambda i, j: i // 16 * 32 + i % 8 * 4 + j % 8 // 2,
-        forward_index_fn=lambda i, j: j // 8 * 4 + i % 16 // 8 * 2 + j % 2,
-    )
 
     @T.macro
     def multiply_QK(Q_shared, K_shared, stage, QK_frag):
@@ -351,7 +347,7 @@ def build(dv_tile):
                 {
                     V_shared: make_swizzled_layout(V_shared),
                     O_shared: make_swizzled_layout(O_shared),
-                    V_frag: accumulator,
+                    V_frag: accumulator(dv_tile),
                 }
             )
             tx = T.get_thread_binding()
