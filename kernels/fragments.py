@@ -5,10 +5,10 @@ import tilelang.language as T
 from kernels.problem import CHUNK
 
 
-def accumulator(rows: int) -> T.Fragment:
-    """That of a wgmma's result [rows, 64], 64 rows a warpgroup (PTX ISA: wgmma, register fragments of D)."""
+def accumulator(rows: int, columns: int = CHUNK) -> T.Fragment:
+    """That of a wgmma's result [rows, columns], 64 rows a warpgroup (PTX ISA: wgmma, register fragments of D)."""
     return T.Fragment(
-        [rows, CHUNK],
+        [rows, columns],
         forward_thread_fn=lambda i, j: i // 16 * 32 + i % 8 * 4 + j % 8 // 2,
         forward_index_fn=lambda i, j: j // 8 * 4 + i % 16 // 8 * 2 + j % 2,
     )

@@ -78,7 +78,9 @@ MAIN, M, N = range(3)  # what a CTA computes
 # its sequence, where that begins and ends among the tokens, its key head, which half of the columns comes first, how
 # many there are, whether no segment follows, and how many tokens the last chunk has, if others lie behind them.
 PLACE = OWN, WARM, CHUNKS, KIND, SEQUENCE, BEGIN, STOP, KEY_HEAD, FIRST_HALF, WIDTH, IS_LAST, SHORT = range(12)
-# First token in a segment's output, while that is scratch, of M, N and the start: 128 rows of high, 128 of low parts.
+FOLDED = 32  # columns of dv a CTA of `split_fold`
+# First token in a segment's output, while that is scratch, of M, N and the start. M and N have 128 rows of high and 128
+# of low parts; of the start, each FOLDED columns of dv have their high parts and then their low ones.
 M_ROW, N_ROW, START_ROW = 0, 256, 512
 SCRATCH = (START_ROW + 256) // CHUNK + 1  # chunks of a segment that has room for them, if its last one is short, too
 # By dv tile: chunks that the first segment is longer by, since it has no warm-up, which takes others about as long.
@@ -106,6 +108,62 @@ __device__ __forceinline__ void load_transposed(const void* tiles, void* fragmen
                  : "=r"(registers[4 * i]), "=r"(registers[4 * i + 1]), "=r"(registers[4 * i + 2]),
                    "=r"(registers[4 * i + 3])
                  : "r"(address + i * 2048));
+}
+"""
+
+# A state [128 dk, 32 dv] as a sum of two BF16 numbers, between the accumulator layout of two warpgroups, 64 dk each,
+# and shared memory, where it is transposed: a tile of 64 dk a warpgroup, in the 128-byte swizzle, 32 rows of high
+# parts, then 32 of low ones. Of each 8 x 8 matrix, thread l has dk = l / 4 and dv = 2 (l mod 4) and the next (PTX ISA:
+# ldmatrix, stmatrix, wgmma's register fragments); four matrices a time, two along dk and two along dv.
+MOVE_STATE = r"""
+__device__ __forceinline__ unsigned state_address(const void* tiles, int dv) {
+  const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3, tile = threadIdx.x >> 7, row = lane & 7;
+  return (unsigned)__cvta_generic_to_shared(tiles) + tile * 8192 + (dv + (lane >> 4) * 8 + row) * 128
+         + ((2 * warp + ((lane >> 3) & 1) ^ row) << 4);
+}
+
+__device__ __forceinline__ void load_state(const void* tiles, void* fragment) {
+  float* x = (float*)fragment;
+#pragma unroll
+  for (int dv = 0; dv < 32; dv += 16) {
+    unsigned high[4], low[4];
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(high[0]), "=r"(high[1]), "=r"(high[2]), "=r"(high[3])
+                 : "r"(state_address(tiles, dv)) : "memory");
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(low[0]), "=r"(low[1]), "=r"(low[2]), "=r"(low[3])
+                 : "r"(state_address(tiles, dv + 32)) : "memory");
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      x[dv / 2 + 2 * i] = __uint_as_float(high[i] << 16) + __uint_as_float(low[i] << 16);
+      x[dv / 2 + 2 * i + 1] = __uint_as_float(high[i] & 0xffff0000u) + __uint_as_float(low[i] & 0xffff0000u);
+    }
+  }
+}
+
+__device__ __forceinline__ unsigned bfloat2(float first, float second) {
+  unsigned packed;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(second), "f"(first));
+  return packed;
+}
+
+__device__ __forceinline__ void store_state(const void* fragment, void* tiles) {
+  const float* x = (const float*)fragment;
+#pragma unroll
+  for (int dv = 0; dv < 32; dv += 16) {
+    unsigned high[4], low[4];
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const float first = x[dv / 2 + 2 * i], second = x[dv / 2 + 2 * i + 1];
+      high[i] = bfloat2(first, second);
+      low[i] = bfloat2(first - __uint_as_float(high[i] << 16), second - __uint_as_float(high[i] & 0xffff0000u));
+    }
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
+                 :: "r"(state_address(tiles, dv)), "r"(high[0]), "r"(high[1]), "r"(high[2]), "r"(high[3]) : "memory");
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
+                 :: "r"(state_address(tiles, dv + 32)), "r"(low[0]), "r"(low[1]), "r"(low[2]), "r"(low[3])
+                 : "memory");
+  }
 }
 """
 
@@ -264,6 +322,9 @@ def build(dv_tile):
 
     def column(half, i):  # of the state, in row i of a CTA's S^T
         return (half + i // HALF) % 2 * HALF + i % HALF
+
+    def start_row(half, i):  # of that column's high part; its low part is FOLDED rows on
+        return column(half, i) // FOLDED * (2 * FOLDED) + i % FOLDED
 
     @T.prim_func
     def split(
@@ -486,11 +547,11 @@ def build(dv_tile):
                     row = T.alloc_var("int32", init=place_shared[BEGIN] + own * CHUNK + START_ROW)
                     T.assume(row >= 0 and row + 2 * HEAD_DIM <= Tn)
                     for i, j in T.Parallel(dv_tile, HALF):
-                        S0_frag[i, j] = output[row + i % HALF, h, column(half, i // HALF * HALF) + j]
-                        S0_frag[i, j] += output[row + HEAD_DIM + i % HALF, h, column(half, i // HALF * HALF) + j]
+                        S0_frag[i, j] = output[row + start_row(half, i), h, j]
+                        S0_frag[i, j] += output[row + start_row(half, i) + FOLDED, h, j]
                     for i, j in T.Parallel(dv_tile, HALF):
-                        S1_frag[i, j] = output[row + HALF + i % HALF, h, column(half, i // HALF * HALF) + j]
-                        S1_frag[i, j] += output[row + HEAD_DIM + HALF + i % HALF, h, column(half, i // HALF * HALF) + j]
+                        S1_frag[i, j] = output[row + start_row(half, i), h, HALF + j]
+                        S1_frag[i, j] += output[row + start_row(half, i) + FOLDED, h, HALF + j]
                 if initial_states > 0 and own == warm and kind != M:
                     T.assume(n >= 0 and n < initial_states)
                     for i, j in T.Parallel(dv_tile, HALF):
@@ -875,15 +936,8 @@ def build(dv_tile):
 
 @jit(disable_warp_specialized=True, disable_thread_storage_sync=True, enable_fast_math=True)
 def build_fold():
-    """The kernel that turns the segments' M and N into their starts, 64 columns of a head a CTA."""
+    """The kernel that turns the segments' M and N into their starts, 32 columns of a head a CTA."""
     Tn, Hv, words = T.dynamic("Tn"), T.dynamic("Hv"), T.dynamic("words")
-
-    @T.macro
-    def read_N(N_high_shared, N_low_shared, slot, N_frag):
-        for i, j in T.Parallel(HALF, HEAD_DIM):
-            N_frag[i, j] = N_high_shared[slot, i, j]
-        for i, j in T.Parallel(HALF, HEAD_DIM):
-            N_frag[i, j] += N_low_shared[slot, i, j]
 
     @T.prim_func
     def split_fold(
@@ -898,28 +952,29 @@ def build_fold():
         lead: T.int32,
         limit: T.int32,
     ):
-        with T.Kernel(2, Hv, sequences, threads=192, prelude=FIND_PIECE + FIND_START) as (tile, h, n):
-            # Rows of high parts, then of low ones; of the start, the columns of S^T by halves
-            M_shared = T.alloc_shared((2, 2 * HEAD_DIM, HEAD_DIM), bf16)
-            N_high_shared = T.alloc_shared((2, HALF, HEAD_DIM), bf16)
-            N_low_shared = T.alloc_shared((2, HALF, HEAD_DIM), bf16)
-            start_shared = T.alloc_shared((2 * HEAD_DIM, HALF), bf16)
-            S_frag = T.alloc_fragment((HALF, HEAD_DIM), fp32)
-            N_frag = T.alloc_fragment((HALF, HEAD_DIM), fp32)
-            high_operand = T.alloc_fragment((HALF, HEAD_DIM), bf16)
-            low_operand = T.alloc_fragment((HALF, HEAD_DIM), bf16)
+        prelude = FIND_PIECE + FIND_START + MOVE_STATE
+        with T.Kernel(HEAD_DIM // FOLDED, Hv, sequences, threads=320, prelude=prelude) as (tile, h, n):
+            # Of M, 128 rows of high parts, then of low ones, 64 a tile. Of N and S, the halves of dk, each with rows of
+            # high parts of this CTA's columns of dv, then of low ones.
+            M_shared = T.alloc_shared((2, 4, HALF, HEAD_DIM), bf16)
+            N_shared = T.alloc_shared((2, 2, 2 * FOLDED, HALF), bf16)
+            S_shared = T.alloc_shared((2, 2, 2 * FOLDED, HALF), bf16)
+            S_frag = T.alloc_fragment((HEAD_DIM, FOLDED), fp32)
+            N_frag = T.alloc_fragment((HEAD_DIM, FOLDED), fp32)
+            high_frag = T.alloc_fragment((HEAD_DIM, 2 * FOLDED), fp32)
+            low_frag = T.alloc_fragment((HEAD_DIM, FOLDED), fp32)
             full = T.alloc_barrier([32] * 2)
-            empty = T.alloc_barrier([128] * 2)
-            start_full = T.alloc_barrier([128])
-            start_empty = T.alloc_barrier([32])
+            empty = T.alloc_barrier([256] * 2)
+            start_full = T.alloc_barrier([256] * 2)
+            start_empty = T.alloc_barrier([32] * 2)
             T.annotate_layout(
                 {
-                    N_high_shared: make_swizzled_layout(N_high_shared),
-                    N_low_shared: make_swizzled_layout(N_low_shared),
-                    start_shared: make_swizzled_layout(start_shared),
+                    N_shared: make_swizzled_layout(N_shared),
+                    S_shared: make_swizzled_layout(S_shared),
+                    S_frag: accumulator(HEAD_DIM, FOLDED),
+                    N_frag: accumulator(HEAD_DIM, FOLDED),
                 }
             )
-            dv = tile * HALF
             tx = T.get_thread_binding()
             # The sequence, where it begins, its tokens, its segments, those of a head with exact starts
             place = T.alloc_local((5,), "int32")
@@ -957,64 +1012,87 @@ def build_fold():
             if lasting != 0 or tile + h + n == 0:
                 T.pdl_sync()
             T.call_extern("handle", "exit_unless", lasting != 0 and segments > 1)
-            if tx < 128:
+            if tx < 256:
                 # What the first segment ends with is in the place of its N; M follows from the second on.
                 T.barrier_wait(full[0], 0)
-                read_N(N_high_shared, N_low_shared, 0, S_frag)
-                if segments > 2:
-                    T.barrier_wait(full[1], 0)
-                    read_N(N_high_shared, N_low_shared, 1, N_frag)
+                T.call_extern("handle", "load_state", T.address_of(N_shared[0, 0, 0, 0]), T.address_of(S_frag[0, 0]))
                 for s in T.serial(1, segments):
-                    T.copy(S_frag, high_operand)
-                    for i, j in T.Parallel(HALF, HEAD_DIM):
-                        low_operand[i, j] = S_frag[i, j] - high_operand[i, j]
-                    if s < segments - 1:
-                        # S^T = S^T M + N, as (high + low) M_high + high M_low; low M_low is beyond FP32
-                        T.copy(N_frag, S_frag)
-                        T.wgmma_gemm(high_operand, M_shared[s % 2, 0:HEAD_DIM, :], S_frag)
-                        T.wgmma_gemm(low_operand, M_shared[s % 2, 0:HEAD_DIM, :], S_frag)
-                        T.wgmma_gemm(high_operand, M_shared[s % 2, HEAD_DIM : 2 * HEAD_DIM, :], S_frag)
-                        # A place is free once a product has taken what was read of it: ptxas lets an arrival pass a
-                        # shared load that is on its way.
-                        if s == 1:
-                            T.barrier_arrive(empty[0])
-                    T.barrier_wait(start_empty[0], s % 2)
-                    for i, j in T.Parallel(HALF, HEAD_DIM):
-                        start_shared[j // HALF * HALF + i, j % HALF] = high_operand[i, j]
-                    for i, j in T.Parallel(HALF, HEAD_DIM):
-                        start_shared[HEAD_DIM + j // HALF * HALF + i, j % HALF] = low_operand[i, j]
+                    T.barrier_wait(start_empty[s % 2], ((s - 1) // 2 + 1) % 2)
+                    T.call_extern(
+                        "handle", "store_state", T.address_of(S_frag[0, 0]), T.address_of(S_shared[s % 2, 0, 0, 0])
+                    )
                     T.fence_proxy_async()
-                    T.barrier_arrive(start_full[0])
-                    if s + 1 < segments - 1:
-                        T.barrier_wait(full[(s + 1) % 2], (s + 1) // 2 % 2)
-                        read_N(N_high_shared, N_low_shared, (s + 1) % 2, N_frag)
-                    T.wait_wgmma(0)
-                    T.barrier_arrive(empty[s % 2])
-            elif tx < 160:  # copy M and N
+                    T.barrier_arrive(start_full[s % 2])
+                    # Only now is N known to have been read: ptxas lets an arrival pass a shared load on its way, and
+                    # S was made of it.
+                    T.barrier_arrive(empty[(s - 1) % 2])
+                    T.barrier_wait(start_full[s % 2], (s - 1) // 2 % 2)
+                    if s < segments - 1:
+                        # S = M^T S + N^T, as M_high^T [S_high S_low] + M_low^T S_high; low times low is beyond FP32
+                        T.barrier_wait(full[s % 2], s // 2 % 2)
+                        for half in range(2):
+                            T.wgmma_gemm(
+                                M_shared[s % 2, half, :, :],
+                                S_shared[s % 2, half, :, :],
+                                high_frag,
+                                transpose_A=True,
+                                transpose_B=True,
+                                clear_accum=half == 0,
+                                policy=FULL_ROW,
+                            )
+                        for half in range(2):
+                            T.wgmma_gemm(
+                                M_shared[s % 2, 2 + half, :, :],
+                                S_shared[s % 2, half, 0:FOLDED, :],
+                                low_frag,
+                                transpose_A=True,
+                                transpose_B=True,
+                                clear_accum=half == 0,
+                                policy=FULL_ROW,
+                            )
+                        T.call_extern(
+                            "handle", "load_state", T.address_of(N_shared[s % 2, 0, 0, 0]), T.address_of(N_frag[0, 0])
+                        )
+                        T.wait_wgmma(0)
+                        for i, j in T.Parallel(HEAD_DIM, FOLDED):
+                            S_frag[i, j] = high_frag[i, FOLDED + j] + low_frag[i, j] + N_frag[i, j]
+                        for i, j in T.Parallel(HEAD_DIM, FOLDED):
+                            S_frag[i, j] += high_frag[i, j]
+            elif tx < 288:  # copy M and N
                 for s in T.serial(segments - 1):
                     row = place[1] + T.call_extern("int32", "first_chunk", s, total, segments, lead) * CHUNK
-                    high = row + N_ROW + dv
+                    high = row + N_ROW + tile * FOLDED
                     T.barrier_wait(empty[s % 2], (s // 2 + 1) % 2)
                     if s > 0:
-                        T.tma_copy(
-                            output[row : row + 2 * HEAD_DIM, h, 0:HEAD_DIM], M_shared[s % 2, :, :], barrier=full[s % 2]
-                        )
-                    T.tma_copy(
-                        output[high : high + HALF, h, 0:HEAD_DIM], N_high_shared[s % 2, :, :], barrier=full[s % 2]
-                    )
-                    T.tma_copy(
-                        output[high + HEAD_DIM : high + HEAD_DIM + HALF, h, 0:HEAD_DIM],
-                        N_low_shared[s % 2, :, :],
-                        barrier=full[s % 2],
-                    )
+                        for part in range(4):
+                            T.tma_copy(
+                                output[row + part * HALF : row + (part + 1) * HALF, h, 0:HEAD_DIM],
+                                M_shared[s % 2, part, :, :],
+                                barrier=full[s % 2],
+                            )
+                    for half in range(2):
+                        for low in range(2):
+                            T.tma_copy(
+                                output[
+                                    high + low * HEAD_DIM : high + low * HEAD_DIM + FOLDED,
+                                    h,
+                                    half * HALF : (half + 1) * HALF,
+                                ],
+                                N_shared[s % 2, half, low * FOLDED : (low + 1) * FOLDED, :],
+                                barrier=full[s % 2],
+                            )
                     T.barrier_arrive(full[s % 2])
             else:  # store starts
-                for s in T.serial(segments - 1):
-                    row = place[1] + START_ROW
-                    row += T.call_extern("int32", "first_chunk", s + 1, total, segments, lead) * CHUNK
-                    T.barrier_wait(start_full[0], s % 2)
-                    T.copy(start_shared, output[row : row + 2 * HEAD_DIM, h, dv : dv + HALF])
-                    T.barrier_arrive(start_empty[0])
+                for s in T.serial(1, segments):
+                    row = place[1] + START_ROW + tile * 2 * FOLDED
+                    row += T.call_extern("int32", "first_chunk", s, total, segments, lead) * CHUNK
+                    T.barrier_wait(start_full[s % 2], (s - 1) // 2 % 2)
+                    for half in range(2):
+                        T.copy(
+                            S_shared[s % 2, half, :, :],
+                            output[row : row + 2 * FOLDED, h, half * HALF : (half + 1) * HALF],
+                        )
+                    T.barrier_arrive(start_empty[s % 2])
 
     return split_fold
 
