@@ -15,8 +15,10 @@ import math
 import re
 import subprocess
 import zlib
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 
 from profiling import schema, tools
@@ -65,9 +67,11 @@ class Launch:
 def read(path: Path, run_id: str) -> list[dict]:
     """Tidy rows of a report, raw CSV or details CSV (.csv or .csv.gz), one launch after the other.
 
+    The second launch of a kernel in a range is named `<kernel> #2`, and so on.
+
     Raises:
-        BadExport: see `launches`; no NVTX range around a kernel, a foreign kernel in a range, several GPUs, a kernel
-            that a range launches twice, or one without its duration.
+        BadExport: see `launches`; no NVTX range around a kernel, a foreign kernel in a range, several GPUs, a range
+            whose launches repeat, or a kernel without its duration.
         ToolMissing: see `launches`.
     """
     found = launches(path)
@@ -76,31 +80,43 @@ def read(path: Path, run_id: str) -> list[dict]:
         raise BadExport(
             f"{path}: kernels of one GPU were expected, found {', '.join(gpus)}: profile each GPU into its own file"
         )
-    rows, seen = [], set()
+    rows, in_range = [], defaultdict(list)
     for launch in found:
         if not launch.ranges:
             raise BadExport(
                 f"{path}: every kernel was expected inside an NVTX range of the domain {DOMAIN}, found {launch.kernel} "
                 "outside of any: profile with `make ncu`, which records NVTX"
             )
-        where = *tools.attribute(launch.kernel, launch.ranges[-1], str(path)), launch.kernel
-        if where in seen:
-            # A repeat would be counted twice wherever kernels are added up, and says that something ran again.
-            raise BadExport(
-                f"{path}: one launch of every kernel in a range was expected, found {launch.kernel} twice in "
-                f"{launch.ranges[-1]}: tune and warm up outside the range, and profile again into a new file"
-            )
-        seen.add(where)
+        where, before = tools.attribute(launch.kernel, launch.ranges[-1], str(path)), in_range[launch.ranges[-1]]
+        before.append(launch.kernel)
+        times = before.count(launch.kernel)
+        kernel = launch.kernel if times == 1 else f"{launch.kernel} #{times}"
         if "duration" not in launch.values:
             raise BadExport(
                 f"{path}: {METRICS['duration'].counter} was expected of every kernel, found none of {launch.kernel}: "
                 "profile again with `make ncu`, whose every SET holds it"
             )
-        variant, case, phase, kernel = where
         for name, value in launch.values.items():
             unit = METRICS[name].unit
-            rows.append(schema.row(run_id, launch.gpu, "ncu", variant, case, phase, name, unit, value, kernel=kernel))
+            rows.append(schema.row(run_id, launch.gpu, "ncu", *where, name, unit, value, kernel=kernel))
+    for name, kernels in in_range.items():
+        # A repeat would be counted twice wherever kernels are added up, and says that something ran again.
+        if repeated := _repeated(kernels):
+            raise BadExport(
+                f"{path}: a range was expected to run its kernels once, found {', '.join(repeated)} again in {name}: "
+                "tune and warm up outside the range, and profile again into a new file"
+            )
     return rows
+
+
+def _repeated(kernels: list[str]) -> list[str]:
+    """What a list holds again at once, or is made of several times; nothing for a, b, a."""
+    n = len(kernels)
+    again = [[kernel] for kernel, following in pairwise(kernels) if kernel == following]
+    again += [
+        kernels[:period] for period in range(1, n) if n % period == 0 and kernels == kernels[:period] * (n // period)
+    ]
+    return again[0] if again else []
 
 
 def launches(path: Path) -> list[Launch]:

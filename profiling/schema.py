@@ -8,7 +8,7 @@
 | variant | a rung of the ladder, or a peer library |
 | case    | a case of kernels.problem |
 | phase   | core, preprocess, cumsum, A or full |
-| kernel  | the device function; empty for whole-operator rows |
+| kernel  | the device function; of ncu with #2 where its range launches it again; empty for whole-operator rows |
 | metric  | short name: the benchmark's below, Nsight's in profiling.metrics |
 | unit    | second, byte, ratio (0 to 1) or count |
 | sample  | number of the repeat; aggregation happens in analysis/ only |

@@ -110,13 +110,20 @@ def test_several_kernels_of_a_range_are_kept_apart(tmp_path):
     assert durations == [("naive_uw_kernel", 0), ("naive_state_kernel", 0)]
 
 
-def test_a_kernel_launched_twice_in_a_range_is_refused(tmp_path):
-    launch = ("naive_uw_kernel", "naive/chain_equal/core")
-    with pytest.raises(tools.BadExport, match="found naive_uw_kernel twice in naive/chain_equal/core"):
-        read(tmp_path, export(launch, ("naive_state_kernel", launch[1]), launch))
+def test_a_kernel_that_a_range_launches_again_after_another_one_is_numbered(tmp_path):
+    name = "split/chain_equal/core"
+    rows = read(tmp_path, export(*((kernel, name) for kernel in ("split_kernel", "split_fold_kernel", "split_kernel"))))
+    durations = [row["kernel"] for row in rows if row["metric"] == "duration"]
+    assert durations == ["split_kernel", "split_fold_kernel", "split_kernel #2"]
 
 
-# As ncu 2024.1 prints under these locales: hardware counters without one, everything else with its separators.
+@pytest.mark.parametrize("kernels", ["uw uw", "uw state state", "uw state uw state", "uw uw uw state"])
+def test_a_range_that_runs_its_kernels_again_is_refused(tmp_path, kernels):
+    launches = [(f"naive_{kernel}_kernel", "naive/chain_equal/core") for kernel in kernels.split()]
+    with pytest.raises(tools.BadExport, match=r"found naive_(uw|state)_kernel.* again in naive/chain_equal/core"):
+        read(tmp_path, export(*launches))
+
+
 @pytest.mark.parametrize(
     ("conflicts", "waves"),
     [
