@@ -69,7 +69,7 @@ HALF = HEAD_DIM // 2  # S^T is two tiles of 64 columns: one is converted while t
 STAGES = 3
 # By dv tile: registers a thread of state, output and the rest. Their sum over the warpgroups must not exceed the
 # 3 x 168 and 4 x 128 that the launches bring.
-REGISTERS = {64: (232, 152, 40), 128: (168, 144, 32)}
+REGISTERS = {64: (232, 152, 40), 128: (208, 64, 32)}
 
 LIMIT = 32  # chunks of warm-up above which a head gets exact starts, where they can be had; lanes of a warp
 ONLY, FIRST, SECOND = range(3)  # launch of `split`: alone, or before and after `fold`
@@ -96,18 +96,32 @@ FULL_ROW = T.GemmWarpPolicy.FullRow  # each state warpgroup has 64 rows of S^T, 
 # brings four matrices, two along dv and two along tokens (PTX ISA: ldmatrix, wgmma's register fragments). A second
 # warpgroup has the tile behind.
 LOAD_TRANSPOSED = r"""
-__device__ __forceinline__ void load_transposed(const void* tiles, void* fragment) {
-  unsigned* registers = (unsigned*)fragment;
+__device__ __forceinline__ unsigned transposed_address(const void* tiles) {
   const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3, tile = threadIdx.x >> 7;
   const int row = lane & 7, dv8 = 2 * warp + ((lane >> 3) & 1), token8 = lane >> 4;
-  unsigned address = (unsigned)__cvta_generic_to_shared(tiles) + tile * 8192 + (token8 * 8 + row) * 128
-                     + ((dv8 ^ row) << 4);
+  return (unsigned)__cvta_generic_to_shared(tiles) + tile * 8192 + (token8 * 8 + row) * 128 + ((dv8 ^ row) << 4);
+}
+
+__device__ __forceinline__ void load_transposed(const void* tiles, void* fragment) {
+  unsigned* registers = (unsigned*)fragment;
+  const unsigned address = transposed_address(tiles);
 #pragma unroll
   for (int i = 0; i < 4; ++i)
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(registers[4 * i]), "=r"(registers[4 * i + 1]), "=r"(registers[4 * i + 2]),
                    "=r"(registers[4 * i + 3])
                  : "r"(address + i * 2048));
+}
+
+__device__ __forceinline__ void store_transposed(const void* fragment, void* tiles) {
+  const unsigned* registers = (const unsigned*)fragment;
+  const unsigned address = transposed_address(tiles);
+#pragma unroll
+  for (int i = 0; i < 4; ++i)
+    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
+                 :: "r"(address + i * 2048), "r"(registers[4 * i]), "r"(registers[4 * i + 1]),
+                    "r"(registers[4 * i + 2]), "r"(registers[4 * i + 3])
+                 : "memory");
 }
 """
 
@@ -286,12 +300,18 @@ def build(dv_tile):
     threads = state_threads + 256
     state_registers, output_registers, copy_registers = REGISTERS[dv_tile]
     wide = dv_tile == HEAD_DIM  # registers and shared memory are too few then to read V and its factors a chunk ahead
-    slots = 2 if wide else STAGES  # of V
     launched = 65536 // threads // 8 * 8  # registers a thread
 
     @T.macro
     def multiply_QK(Q_shared, K_shared, stage, QK_frag):
         T.wgmma_gemm(Q_shared[stage, :, :], K_shared[stage, :, :], QK_frag, transpose_B=True, clear_accum=True)
+
+    @T.macro
+    def multiply_SQ(S0_operand, S1_operand, Q_shared, stage, O_frag):
+        T.wgmma_gemm(
+            S0_operand, Q_shared[stage, :, 0:HALF], O_frag, transpose_B=True, clear_accum=True, policy=FULL_ROW
+        )
+        T.wgmma_gemm(S1_operand, Q_shared[stage, :, HALF:HEAD_DIM], O_frag, transpose_B=True, policy=FULL_ROW)
 
     @T.macro
     def weigh(QK_frag, g_shared, row_shared, before_shared, stage, P_frag, log2_scale):
@@ -364,12 +384,10 @@ def build(dv_tile):
         ) as cta:
             Q_shared = T.alloc_shared((STAGES, CHUNK, HEAD_DIM), bf16)
             K_shared = T.alloc_shared((STAGES, CHUNK, HEAD_DIM), bf16)
-            V_shared = T.alloc_shared((slots, dv_tile // HALF, CHUNK, HALF), bf16)
+            V_shared = T.alloc_shared((STAGES, dv_tile // HALF, CHUNK, HALF), bf16)
             A_shared = T.alloc_shared((STAGES, CHUNK, CHUNK), bf16)
-            S0_shared = T.alloc_shared((dv_tile, HALF), bf16)
-            S1_shared = T.alloc_shared((dv_tile, HALF), bf16)
-            Vnew_shared = T.alloc_shared((dv_tile, CHUNK), bf16)
-            O_shared = T.alloc_shared((CHUNK, dv_tile), bf16)
+            P_shared = T.alloc_shared((2, CHUNK, CHUNK), bf16)
+            O_shared = T.alloc_shared((dv_tile // HALF, CHUNK, HALF), bf16)
             beta_shared = T.alloc_shared((STAGES, CHUNK), fp32, scope="shared")
             beta_gamma_shared = T.alloc_shared((STAGES, CHUNK), fp32, scope="shared")
             g_shared = T.alloc_shared((STAGES, CHUNK), fp32, scope="shared")  # times log2 e
@@ -391,17 +409,18 @@ def build(dv_tile):
             decay_frag = T.alloc_fragment((dv_tile, CHUNK), fp32)
             W_operand = T.alloc_fragment((dv_tile, CHUNK), bf16)
             Vnew_frag = T.alloc_fragment((dv_tile, CHUNK), fp32)
-            Vnew_bf16 = T.alloc_fragment((dv_tile, CHUNK), bf16)
+            Vnew_operand = T.alloc_fragment((dv_tile, CHUNK), bf16)
             Vdecayed_operand = T.alloc_fragment((dv_tile, CHUNK), bf16)
+            O_frag = T.alloc_fragment((dv_tile, CHUNK), fp32)
+            O_bf16 = T.alloc_fragment((dv_tile, CHUNK), bf16)
             QK_frag = T.alloc_fragment((CHUNK, CHUNK), fp32)
             P_frag = T.alloc_fragment((CHUNK, CHUNK), bf16)
 
             full = T.alloc_barrier([64] * STAGES + [32])  # the last one is for a short chunk alone
             empty = T.alloc_barrier([state_threads + 128] * STAGES)
-            sv_full = T.alloc_barrier([state_threads // 32])
-            s_empty = T.alloc_barrier([4])
-            vnew_empty = T.alloc_barrier([4])
-            o_full = T.alloc_barrier([4])
+            p_full = T.alloc_barrier([4] * 2)
+            p_empty = T.alloc_barrier([state_threads] * 2)
+            o_full = T.alloc_barrier([state_threads // 32])
             o_empty = T.alloc_barrier([32])
 
             T.annotate_layout(
@@ -409,6 +428,7 @@ def build(dv_tile):
                     V_shared: make_swizzled_layout(V_shared),
                     O_shared: make_swizzled_layout(O_shared),
                     V_frag: accumulator(dv_tile),
+                    O_bf16: accumulator(dv_tile),
                 }
             )
             tx = T.get_thread_binding()
@@ -565,32 +585,23 @@ def build(dv_tile):
                     S0_operand, K_shared[1, :, 0:HALF], U_frag, transpose_B=True, clear_accum=True, policy=FULL_ROW
                 )
                 T.wgmma_gemm(S1_operand, K_shared[1, :, HALF:HEAD_DIM], U_frag, transpose_B=True, policy=FULL_ROW)
-                read_V(V_shared, warm % 2 if wide else 1, V_frag)
-                if not wide:
-                    read_factors(V_frag, beta_shared, beta_gamma_shared, 1, weighted_V_frag, beta_gamma_frag)
+                T.barrier_arrive(empty[0])
+                if wide and width == HALF:
                     T.barrier_arrive(empty[0])
+                read_V(V_shared, 1, V_frag)
                 T.wait_wgmma(0)
                 stage = T.alloc_var("int32", init=1)
                 ahead = T.alloc_var("int32", init=0)
                 phase = T.alloc_var("int32", init=0)
                 for warming in (True, False):  # the same loop twice, first without what the output needs
                     if not warming:
-                        T.copy(S0_operand, S0_shared)
-                        T.copy(S1_operand, S1_shared)
-                        T.fence_proxy_async()
-                        T.sync_warp()
-                        if tx % 32 == 0:
-                            T.barrier_arrive(sv_full[0])
-                            if wide and width == HALF:
-                                T.barrier_arrive(sv_full[0])
+                        multiply_SQ(S0_operand, S1_operand, Q_shared, stage, O_frag)
+                        T.wait_wgmma(0)
                     for c in T.serial(-warm if warming else 0, 0 if warming else chunks):
                         role(None if warming else "state", 0, c)
                         mark("compute W")
                         # Vnew^T = (B V^T - B Γ U^T) A^T
-                        if wide:
-                            read_factors(
-                                V_frag, beta_shared, beta_gamma_shared, stage, weighted_V_frag, beta_gamma_frag
-                            )
+                        read_factors(V_frag, beta_shared, beta_gamma_shared, stage, weighted_V_frag, beta_gamma_frag)
                         for i, j in T.Parallel(dv_tile, CHUNK):
                             W_operand[i, j] = weighted_V_frag[i, j] - beta_gamma_frag[i, j] * U_frag[i, j]
                         mark("issue Vnew")
@@ -602,14 +613,6 @@ def build(dv_tile):
                             clear_accum=True,
                             policy=FULL_ROW,
                         )
-                        if wide:
-                            # The chunk before has left K and A, and V is in registers: the product above needed it. A
-                            # load that is still on its way may be passed by an arrival, and find the next chunk's V.
-                            mark("arrive empty", -1)
-                            previous = T.if_then_else(stage == 0, STAGES - 1, stage - 1)
-                            T.barrier_arrive(empty[previous])
-                            if width == HALF:
-                                T.barrier_arrive(empty[previous])
                         mark("compute γ_ℓ S")
                         ahead = stage
                         if c + 1 < chunks:
@@ -621,26 +624,32 @@ def build(dv_tile):
                             S0_frag[i, j] *= gamma_last_shared[stage]
                         for i, j in T.Parallel(dv_tile, HALF):
                             S1_frag[i, j] *= gamma_last_shared[stage]
+                        if not warming:
+                            # O^T = scale S^T Q^T Γ + Vnew^T P^T
+                            mark("compute scale Γ S Q")
+                            for i, j in T.Parallel(dv_tile, CHUNK):
+                                O_frag[i, j] *= scaled_gamma_shared[stage, j]
                         mark("drain Vnew")
                         T.wait_wgmma(0)
                         mark("compute γ_ℓ/γ Vnew")
                         # S^T = γ_ℓ S^T + (γ_ℓ/γ Vnew)^T K
                         for i, j in T.Parallel(dv_tile, CHUNK):
                             Vdecayed_operand[i, j] = Vnew_frag[i, j] * decay_frag[i, j]
+                        if not warming:
+                            T.copy(Vnew_frag, Vnew_operand)
                         mark("issue K^T Vnew")
                         T.wgmma_gemm(Vdecayed_operand, K_shared[stage, :, 0:HALF], S0_frag, policy=FULL_ROW)
                         T.wgmma_gemm(Vdecayed_operand, K_shared[stage, :, HALF:HEAD_DIM], S1_frag, policy=FULL_ROW)
                         if not warming:
-                            mark("wait vnew_empty", -1)
-                            T.barrier_wait(vnew_empty[0], (c + 1) % 2)
-                            mark("copy Vnew")
-                            T.copy(Vnew_frag, Vnew_bf16)
-                            T.copy(Vnew_bf16, Vnew_shared)
+                            mark("wait p_full")
+                            T.barrier_wait(p_full[c % 2], c // 2 % 2)
+                            mark("issue P Vnew")
+                            T.wgmma_gemm(Vnew_operand, P_shared[c % 2, :, :], O_frag, transpose_B=True, policy=FULL_ROW)
                         # U^T = S^T K^T of the following chunk; the last chunk repeats its own
                         mark("wait full", 1)
                         T.barrier_wait(full[ahead], phase)
                         mark("drain K^T Vnew")
-                        T.wait_wgmma(1)
+                        T.wait_wgmma(1 if warming else 2)
                         mark("issue U", 1)
                         T.copy(S0_frag, S0_operand)
                         T.wgmma_gemm(
@@ -651,39 +660,47 @@ def build(dv_tile):
                             clear_accum=True,
                             policy=FULL_ROW,
                         )
-                        if not warming:
-                            mark("wait s_empty")
-                            T.barrier_wait(s_empty[0], c % 2)
-                            mark("copy S")
-                            T.copy(S0_operand, S0_shared)
                         mark("drain K^T Vnew")
-                        T.wait_wgmma(1)
+                        T.wait_wgmma(1 if warming else 2)
                         mark("issue U", 1)
                         T.copy(S1_frag, S1_operand)
                         T.wgmma_gemm(
                             S1_operand, K_shared[ahead, :, HALF:HEAD_DIM], U_frag, transpose_B=True, policy=FULL_ROW
                         )
+                        mark("arrive empty")
+                        T.barrier_arrive(empty[stage])
+                        if wide and width == HALF:
+                            T.barrier_arrive(empty[stage])
                         if not warming:
-                            mark("copy S")
-                            T.copy(S1_operand, S1_shared)
+                            mark("drain P Vnew")
+                            T.wait_wgmma(2)
+                            mark("arrive p_empty")
+                            T.barrier_arrive(p_empty[c % 2])
+                            if wide and width == HALF:
+                                T.barrier_arrive(p_empty[c % 2])
+                            mark("wait o_empty", -1)
+                            T.barrier_wait(o_empty[0], (c + 1) % 2)
+                            mark("copy O")
+                            T.copy(O_frag, O_bf16)
+                            T.call_extern(
+                                "handle",
+                                "store_transposed",
+                                T.address_of(O_bf16[0, 0]),
+                                T.address_of(O_shared[0, 0, 0]),
+                            )
                             T.fence_proxy_async()
                             T.sync_warp()
-                            mark("arrive sv_full", 1)
+                            mark("arrive o_full")
                             if tx % 32 == 0:
-                                T.barrier_arrive(sv_full[0])
+                                T.barrier_arrive(o_full[0])
                                 if wide and width == HALF:
-                                    T.barrier_arrive(sv_full[0])
+                                    T.barrier_arrive(o_full[0])
+                            mark("issue S Q", 1)
+                            multiply_SQ(S0_operand, S1_operand, Q_shared, ahead, O_frag)
                         mark("copy V", 1)
-                        read_V(V_shared, (c + 1) % 2 if wide else ahead, V_frag)
-                        if not wide:
-                            mark("compute B V", 1)
-                            read_factors(
-                                V_frag, beta_shared, beta_gamma_shared, ahead, weighted_V_frag, beta_gamma_frag
-                            )
-                            mark("arrive empty")
-                            T.barrier_arrive(empty[stage])
+                        read_V(V_shared, ahead, V_frag)
                         stage = ahead
-                        mark("drain U", 1)
+                        mark("drain U" if warming else "drain S Q", 1)
                         T.wait_wgmma(0)
                 half = place_shared[FIRST_HALF]
                 T.assume(half >= 0 and half < 2)
@@ -708,12 +725,11 @@ def build(dv_tile):
                         final_state[n, h, j, column(half, i)] = S0_frag[i, j]
                     for i, j in T.Parallel(dv_tile, HALF):
                         final_state[n, h, HALF + j, column(half, i)] = S1_frag[i, j]
-            elif tx < state_threads + 128:  # output
+            elif tx < state_threads + 128:  # weights
                 T.set_max_nreg(output_registers, 1 if output_registers > launched else 0)
                 warm = T.alloc_var("int32", init=place_shared[WARM])
                 chunks = T.alloc_var("int32", init=place_shared[CHUNKS])
                 kind = T.alloc_var("int32", init=place_shared[KIND])
-                width = place_shared[WIDTH] if wide else HALF
                 stage = T.alloc_var("int32", init=1)
                 phase = T.alloc_var("int32", init=0)
                 T.barrier_arrive(empty[0])
@@ -723,97 +739,28 @@ def build(dv_tile):
                     phase = T.if_then_else(stage == STAGES - 1, 1 - phase, phase)
                     stage = T.if_then_else(stage == STAGES - 1, 0, stage + 1)
                 T.call_extern("handle", "exit_unless", kind == MAIN)
-                ahead = T.alloc_var("int32", init=0)
-                for columns in (HALF, HEAD_DIM) if wide else (HALF,):
-                    if width == columns:
-                        O_frag = T.alloc_fragment((CHUNK, columns), fp32)
-                        O_bf16 = T.alloc_fragment((CHUNK, columns), bf16)
-                        T.barrier_wait(full[stage], phase)
-                        multiply_QK(Q_shared, K_shared, stage, QK_frag)
-                        T.wait_wgmma(0)
-                        weigh(QK_frag, g_shared, row_shared, before_shared, stage, P_frag, log2_scale)
-                        # O = scale Γ Q S
-                        T.barrier_wait(sv_full[0], 0)
-                        T.wgmma_gemm(
-                            Q_shared[stage, :, 0:HALF],
-                            S0_shared[0:columns, :],
-                            O_frag,
-                            transpose_B=True,
-                            clear_accum=True,
-                        )
-                        T.wgmma_gemm(
-                            Q_shared[stage, :, HALF:HEAD_DIM], S1_shared[0:columns, :], O_frag, transpose_B=True
-                        )
-                        T.wait_wgmma(0)
-                        for i, j in T.Parallel(CHUNK, columns):
-                            O_frag[i, j] *= scaled_gamma_shared[stage, i]
-                        T.sync_warp()
-                        if tx % 32 == 0:
-                            T.barrier_arrive(s_empty[0])
-                        T.barrier_arrive(empty[stage])
-                        for c in T.serial(chunks):
-                            role("output" if columns == dv_tile else None, state_threads, c)
-                            mark("wait full", 1)
-                            ahead = stage
-                            if c + 1 < chunks:
-                                phase = T.if_then_else(stage == STAGES - 1, 1 - phase, phase)
-                                ahead = T.if_then_else(stage == STAGES - 1, 0, stage + 1)
-                            T.barrier_wait(full[ahead], phase)
-                            # O = O + P Vnew
-                            mark("wait sv_full", 1)
-                            T.barrier_wait(sv_full[0], (c + 1) % 2)
-                            mark("issue P Vnew")
-                            T.wgmma_gemm(P_frag, Vnew_shared[0:columns, :], O_frag, transpose_B=True)
-                            mark("drain P Vnew")
-                            T.wait_wgmma(0)
-                            T.sync_warp()
-                            mark("arrive vnew_empty")
-                            if tx % 32 == 0:
-                                T.barrier_arrive(vnew_empty[0])
-                            mark("compute O in BF16")
-                            T.copy(O_frag, O_bf16)
-                            # O = scale Γ Q S and P of the following chunk; the last chunk repeats its own
-                            mark("issue Q S", 1)
-                            T.wgmma_gemm(
-                                Q_shared[ahead, :, 0:HALF],
-                                S0_shared[0:columns, :],
-                                O_frag,
-                                transpose_B=True,
-                                clear_accum=True,
-                            )
-                            T.wgmma_gemm(
-                                Q_shared[ahead, :, HALF:HEAD_DIM], S1_shared[0:columns, :], O_frag, transpose_B=True
-                            )
-                            if columns == HALF:
-                                multiply_QK(Q_shared, K_shared, ahead, QK_frag)
-                            mark("wait o_empty", -1)
-                            T.barrier_wait(o_empty[0], (c + 1) % 2)
-                            mark("copy O")
-                            T.copy(O_bf16, O_shared[:, 0:columns])
-                            T.fence_proxy_async()
-                            T.sync_warp()
-                            mark("arrive o_full")
-                            if tx % 32 == 0:
-                                T.barrier_arrive(o_full[0])
-                            if columns == HEAD_DIM:  # O in BF16 has left the registers
-                                mark("issue Q K^T", 1)
-                                multiply_QK(Q_shared, K_shared, ahead, QK_frag)
-                            mark("drain Q S", 1)
-                            T.wait_wgmma(1)
-                            T.sync_warp()
-                            mark("arrive s_empty", 1)
-                            if tx % 32 == 0:
-                                T.barrier_arrive(s_empty[0])
-                            mark("compute scale Γ Q S", 1)
-                            for i, j in T.Parallel(CHUNK, columns):
-                                O_frag[i, j] *= scaled_gamma_shared[ahead, i]
-                            mark("drain Q K^T", 1)
-                            T.wait_wgmma(0)
-                            mark("compute P", 1)
-                            weigh(QK_frag, g_shared, row_shared, before_shared, ahead, P_frag, log2_scale)
-                            mark("arrive empty", 1)
-                            T.barrier_arrive(empty[ahead])
-                            stage = ahead
+                for c in T.serial(chunks):
+                    role("weights", state_threads, c)
+                    mark("wait full")
+                    T.barrier_wait(full[stage], phase)
+                    mark("matmul Q K^T")
+                    multiply_QK(Q_shared, K_shared, stage, QK_frag)
+                    T.wait_wgmma(0)
+                    mark("compute P")
+                    weigh(QK_frag, g_shared, row_shared, before_shared, stage, P_frag, log2_scale)
+                    mark("arrive empty")
+                    T.barrier_arrive(empty[stage])
+                    mark("wait p_empty", -2)
+                    T.barrier_wait(p_empty[c % 2], (c // 2 + 1) % 2)
+                    mark("copy P")
+                    T.copy(P_frag, P_shared[c % 2, :, :])
+                    T.fence_proxy_async()
+                    T.sync_warp()
+                    mark("arrive p_full")
+                    if tx % 32 == 0:
+                        T.barrier_arrive(p_full[c % 2])
+                    phase = T.if_then_else(stage == STAGES - 1, 1 - phase, phase)
+                    stage = T.if_then_else(stage == STAGES - 1, 0, stage + 1)
             else:
                 T.set_max_nreg(copy_registers, 0)
                 own = T.alloc_var("int32", init=place_shared[OWN])
@@ -839,12 +786,12 @@ def build(dv_tile):
                         T.tma_copy(k[t0 : t0 + CHUNK, hk, 0:HEAD_DIM], K_shared[stage, :, :], barrier=full[landing])
                         T.tma_copy(
                             v[t0 : t0 + CHUNK, h, dv : dv + HALF],
-                            V_shared[c % 2 if wide else stage, 0, :, :],
+                            V_shared[stage, 0, :, :],
                             barrier=full[landing],
                         )
                         if wide and width == HEAD_DIM:
                             T.tma_copy(
-                                v[t0 : t0 + CHUNK, h, HALF:HEAD_DIM], V_shared[c % 2, 1, :, :], barrier=full[landing]
+                                v[t0 : t0 + CHUNK, h, HALF:HEAD_DIM], V_shared[stage, 1, :, :], barrier=full[landing]
                             )
                         T.tma_copy(A[t0 : t0 + CHUNK, h, 0:CHUNK], A_shared[stage, :, :], barrier=full[landing])
                         if c >= 0:
@@ -859,7 +806,7 @@ def build(dv_tile):
                             T.call_extern(
                                 "handle",
                                 "zero_rows",
-                                T.address_of(V_shared[c % 2 if wide else stage, 0, 0, 0]),
+                                T.address_of(V_shared[stage, 0, 0, 0]),
                                 dv_tile // HALF,
                                 short,
                             )
@@ -912,9 +859,9 @@ def build(dv_tile):
                         T.barrier_wait(o_full[0], c % 2)
                         mark("copy O")
                         t0 = begin + (own + c) * CHUNK
-                        T.copy(O_shared[:, 0:HALF], output[t0 : t0 + CHUNK, h, dv : dv + HALF])
+                        T.copy(O_shared[0, :, :], output[t0 : t0 + CHUNK, h, dv : dv + HALF])
                         if wide and width == HEAD_DIM:
-                            T.copy(O_shared[:, HALF:HEAD_DIM], output[t0 : t0 + CHUNK, h, HALF:HEAD_DIM])
+                            T.copy(O_shared[1, :, :], output[t0 : t0 + CHUNK, h, HALF:HEAD_DIM])
                         mark("arrive o_empty")
                         T.barrier_arrive(o_empty[0])
                     if short != 0:
@@ -923,7 +870,7 @@ def build(dv_tile):
                         T.call_extern(
                             "handle",
                             "store_rows",
-                            T.address_of(O_shared[0, 0]),
+                            T.address_of(O_shared[0, 0, 0]),
                             T.address_of(output[0, 0, 0]),
                             (T.Cast("int64", t0) * Hv + h) * HEAD_DIM + dv,
                             Hv * HEAD_DIM,
