@@ -30,6 +30,10 @@ Hypothesis: with few heads time falls by the number of segments, less the warm-u
 each about two thirds of one with output), until every SM has a CTA. With 128 columns a chunk takes less than twice as
 long, so the tensor pipe is busier: Q, K and A are loaded, and P is made, once instead of twice.
 
+The output is transposed too, O^T = scale S^T Q^T Γ + Vnew^T P^T, and made by the warpgroup that has S and Vnew in
+registers: neither is copied to shared memory, and what is left for another warpgroup is P. In `rs` that one multiplies
+Q S and P Vnew as well, which sets the pace as soon as it does so for 128 columns.
+
 P takes 16 x 16 exponentials a warp and not 16 x 64: left of its diagonal block exp(g_i - g_j) is a product of two that
 the gates' warps put in tables, exp(g_i - g_b) and exp(g_b - g_j) for the block's first token b, neither of which grows.
 
@@ -39,16 +43,16 @@ follow a short last chunk, they are copied with it: the copying warp waits for t
 the copy engine does beyond the end of a tensor, and the rows of O that count are stored one by one.
 
 Roles, by warpgroup, at 128 columns; at 64 there is one of state, and registers are 232, 152, 40 as in `rs`
-    0 and 1  state: U, W, Vnew and S of 64 columns each; 168 registers
-    2        output: P, O; 144 registers
+    0 and 1  state: U, W, Vnew, S and O of 64 columns each; 208 registers
+    2        prepare: P, which is scale Lower(Q K^T) ⊙ exp(g_i - g_j); 64 registers
     3        warp 0 copies K, Q, V and A, warps 1 and 2 build the gate tables of alternate chunks, warp 3 stores O; 32
 
-Barriers: those of `rs`, with every thread of state and output at empty[3] (256 or 384) and a lane of each state warp at
-sv_full (4 or 8). full has a fourth place, for the copying warp alone, where a short chunk lands. V has two places at
-128 columns, so the place of K and A of chunk c counts as empty when V of chunk c + 1 has been read too; the ring begins
-at stage 1, and stage 0 stands for a chunk before the first.
+Barriers: full[3] (64), K, Q, V, A and tables are there; empty[3] (256 or 384), every thread of state and prepare has
+read them; p_full[2] (4), a lane of each warp that prepares, and p_empty[2] (128 or 256), for two places of P; o_full (4
+or 8) and o_empty (32) for O on its way out. full has a fourth place, for the copying warp alone, where a short chunk
+lands. The ring begins at stage 1, and stage 0 stands for a chunk before the first.
 
-Shared memory, KiB at 64 and 128 columns: K 48, Q 48, A 24, V 24 / 32, S 16 / 32, Vnew 8 / 16, O 8 / 16, tables 8.
+Shared memory, KiB at 64 and 128 columns: K 48, Q 48, A 24, V 24 / 48, P 16, O 8 / 16, tables 8.
 """
 
 import functools
@@ -67,8 +71,8 @@ from variants import plan
 
 HALF = HEAD_DIM // 2  # S^T is two tiles of 64 columns: one is converted while the other's matmul runs
 STAGES = 3
-# By dv tile: registers a thread of state, output and the rest. Their sum over the warpgroups must not exceed the
-# 3 x 168 and 4 x 128 that the launches bring.
+# By dv tile: registers a thread of state, prepare and the rest. Their sum over the warpgroups must not exceed the
+# 3 x 168 and 4 x 128 that the launches bring. With 200 for the state of 128 columns ptxas serializes its matmuls.
 REGISTERS = {64: (232, 152, 40), 128: (208, 64, 32)}
 
 LIMIT = 32  # chunks of warm-up above which a head gets exact starts, where they can be had; lanes of a warp
@@ -298,20 +302,8 @@ def build(dv_tile):
     initial_states, final_states = T.dynamic("initial_states"), T.dynamic("final_states")
     state_threads = 2 * dv_tile
     threads = state_threads + 256
-    state_registers, output_registers, copy_registers = REGISTERS[dv_tile]
-    wide = dv_tile == HEAD_DIM  # registers and shared memory are too few then to read V and its factors a chunk ahead
-    launched = 65536 // threads // 8 * 8  # registers a thread
-
-    @T.macro
-    def multiply_QK(Q_shared, K_shared, stage, QK_frag):
-        T.wgmma_gemm(Q_shared[stage, :, :], K_shared[stage, :, :], QK_frag, transpose_B=True, clear_accum=True)
-
-    @T.macro
-    def multiply_SQ(S0_operand, S1_operand, Q_shared, stage, O_frag):
-        T.wgmma_gemm(
-            S0_operand, Q_shared[stage, :, 0:HALF], O_frag, transpose_B=True, clear_accum=True, policy=FULL_ROW
-        )
-        T.wgmma_gemm(S1_operand, Q_shared[stage, :, HALF:HEAD_DIM], O_frag, transpose_B=True, policy=FULL_ROW)
+    state_registers, prepare_registers, copy_registers = REGISTERS[dv_tile]
+    wide = dv_tile == HEAD_DIM
 
     @T.macro
     def weigh(QK_frag, g_shared, row_shared, before_shared, stage, P_frag, log2_scale):
@@ -331,14 +323,6 @@ def build(dv_tile):
     @T.macro
     def read_V(V_shared, slot, V_frag):
         T.call_extern("handle", "load_transposed", T.address_of(V_shared[slot, 0, 0, 0]), T.address_of(V_frag[0, 0]))
-
-    @T.macro
-    def read_factors(V_frag, beta_shared, beta_gamma_shared, stage, weighted_V_frag, beta_gamma_frag):
-        for i, j in T.Parallel(dv_tile, CHUNK):
-            # Rounded here, whichever product the compiler would fuse into W's subtraction.
-            weighted_V_frag[i, j] = T.ieee_mul(beta_shared[stage, j], T.Cast(fp32, V_frag[i, j]))
-        for i, j in T.Parallel(dv_tile, CHUNK):
-            beta_gamma_frag[i, j] = beta_gamma_shared[stage, j]
 
     def column(half, i):  # of the state, in row i of a CTA's S^T
         return (half + i // HALF) % 2 * HALF + i % HALF
@@ -594,14 +578,29 @@ def build(dv_tile):
                 ahead = T.alloc_var("int32", init=0)
                 phase = T.alloc_var("int32", init=0)
                 for warming in (True, False):  # the same loop twice, first without what the output needs
-                    if not warming:
-                        multiply_SQ(S0_operand, S1_operand, Q_shared, stage, O_frag)
-                        T.wait_wgmma(0)
                     for c in T.serial(-warm if warming else 0, 0 if warming else chunks):
                         role(None if warming else "state", 0, c)
+                        if not warming:
+                            # O^T = scale S^T Q^T Γ + Vnew^T P^T
+                            mark("issue S Q")
+                            T.wgmma_gemm(
+                                S0_operand,
+                                Q_shared[stage, :, 0:HALF],
+                                O_frag,
+                                transpose_B=True,
+                                clear_accum=True,
+                                policy=FULL_ROW,
+                            )
+                            T.wgmma_gemm(
+                                S1_operand, Q_shared[stage, :, HALF:HEAD_DIM], O_frag, transpose_B=True, policy=FULL_ROW
+                            )
                         mark("compute W")
                         # Vnew^T = (B V^T - B Γ U^T) A^T
-                        read_factors(V_frag, beta_shared, beta_gamma_shared, stage, weighted_V_frag, beta_gamma_frag)
+                        for i, j in T.Parallel(dv_tile, CHUNK):
+                            # Rounded here, whichever product the compiler would fuse into W's subtraction.
+                            weighted_V_frag[i, j] = T.ieee_mul(beta_shared[stage, j], T.Cast(fp32, V_frag[i, j]))
+                        for i, j in T.Parallel(dv_tile, CHUNK):
+                            beta_gamma_frag[i, j] = beta_gamma_shared[stage, j]
                         for i, j in T.Parallel(dv_tile, CHUNK):
                             W_operand[i, j] = weighted_V_frag[i, j] - beta_gamma_frag[i, j] * U_frag[i, j]
                         mark("issue Vnew")
@@ -625,7 +624,8 @@ def build(dv_tile):
                         for i, j in T.Parallel(dv_tile, HALF):
                             S1_frag[i, j] *= gamma_last_shared[stage]
                         if not warming:
-                            # O^T = scale S^T Q^T Γ + Vnew^T P^T
+                            mark("drain S Q")
+                            T.wait_wgmma(1)
                             mark("compute scale Γ S Q")
                             for i, j in T.Parallel(dv_tile, CHUNK):
                                 O_frag[i, j] *= scaled_gamma_shared[stage, j]
@@ -695,12 +695,10 @@ def build(dv_tile):
                                 T.barrier_arrive(o_full[0])
                                 if wide and width == HALF:
                                     T.barrier_arrive(o_full[0])
-                            mark("issue S Q", 1)
-                            multiply_SQ(S0_operand, S1_operand, Q_shared, ahead, O_frag)
                         mark("copy V", 1)
                         read_V(V_shared, ahead, V_frag)
                         stage = ahead
-                        mark("drain U" if warming else "drain S Q", 1)
+                        mark("drain U", 1)
                         T.wait_wgmma(0)
                 half = place_shared[FIRST_HALF]
                 T.assume(half >= 0 and half < 2)
@@ -725,8 +723,8 @@ def build(dv_tile):
                         final_state[n, h, j, column(half, i)] = S0_frag[i, j]
                     for i, j in T.Parallel(dv_tile, HALF):
                         final_state[n, h, HALF + j, column(half, i)] = S1_frag[i, j]
-            elif tx < state_threads + 128:  # weights
-                T.set_max_nreg(output_registers, 1 if output_registers > launched else 0)
+            elif tx < state_threads + 128:  # prepare P
+                T.set_max_nreg(prepare_registers, 0)
                 warm = T.alloc_var("int32", init=place_shared[WARM])
                 chunks = T.alloc_var("int32", init=place_shared[CHUNKS])
                 kind = T.alloc_var("int32", init=place_shared[KIND])
@@ -740,11 +738,13 @@ def build(dv_tile):
                     stage = T.if_then_else(stage == STAGES - 1, 0, stage + 1)
                 T.call_extern("handle", "exit_unless", kind == MAIN)
                 for c in T.serial(chunks):
-                    role("weights", state_threads, c)
+                    role("prepare", state_threads, c)
                     mark("wait full")
                     T.barrier_wait(full[stage], phase)
                     mark("matmul Q K^T")
-                    multiply_QK(Q_shared, K_shared, stage, QK_frag)
+                    T.wgmma_gemm(
+                        Q_shared[stage, :, :], K_shared[stage, :, :], QK_frag, transpose_B=True, clear_accum=True
+                    )
                     T.wait_wgmma(0)
                     mark("compute P")
                     weigh(QK_frag, g_shared, row_shared, before_shared, stage, P_frag, log2_scale)
