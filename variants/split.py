@@ -748,8 +748,7 @@ def build(dv_tile):
                     T.wait_wgmma(0)
                     mark("compute P")
                     weigh(QK_frag, g_shared, row_shared, before_shared, stage, P_frag, log2_scale)
-                    mark("arrive empty")
-                    T.barrier_arrive(empty[stage])
+                    T.barrier_arrive(empty[stage])  # the state's arrival is later
                     mark("wait p_empty", -2)
                     T.barrier_wait(p_empty[c % 2], (c // 2 + 1) % 2)
                     mark("copy P")
