@@ -23,7 +23,7 @@ from tilelang.layout import make_swizzled_layout
 from torch.nn.functional import pad
 
 from kernels.build import jit
-from kernels.fragments import accumulator
+from kernels.fragments import INSTRUCTIONS, accumulator
 from kernels.gates import REFUSE
 from kernels.problem import CHUNK, HEAD_DIM, Inputs
 from kernels.sequences import FIND_PIECE, layout
@@ -58,61 +58,6 @@ __device__ __forceinline__ void find_item(int number, const int* offsets, int st
   item[3] = key_head * group + member;
   item[4] = min(group - member, 4);
 }
-"""
-
-# PTX that CUDA C++ has no name for, an instruction a function: tests/warp.hpp has the same for a CPU.
-INSTRUCTIONS = r"""
-namespace gdn {
-__device__ __forceinline__ unsigned half2(float low, float high) {
-  unsigned packed;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-  return packed;
-}
-
-__device__ __forceinline__ unsigned bfloat2(float low, float high) {
-  unsigned packed;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-  return packed;
-}
-
-__device__ __forceinline__ unsigned half2_as_bfloat2(unsigned packed) {
-  float low, high;
-  asm("{ .reg .f16 l, h; mov.b32 {l, h}, %2; cvt.f32.f16 %0, l; cvt.f32.f16 %1, h; }"
-      : "=f"(low), "=f"(high) : "r"(packed));
-  return bfloat2(low, high);
-}
-
-__device__ __forceinline__ float power2(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-__device__ __forceinline__ void load_matrices(unsigned* to, unsigned from) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(from) : "memory");
-}
-
-__device__ __forceinline__ void load_transposed_matrices(unsigned* to, unsigned from) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(from) : "memory");
-}
-
-__device__ __forceinline__ void store_transposed_matrices(unsigned to, const unsigned* from) {
-  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
-               :: "r"(to), "r"(from[0]), "r"(from[1]), "r"(from[2]), "r"(from[3]) : "memory");
-}
-
-// sum [16, 16] += a [16, 16] b [16, 16]
-__device__ __forceinline__ void multiply(float* sum, const unsigned* a, const unsigned* b) {
-#pragma unroll
-  for (int half = 0; half < 2; ++half)
-    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, "
-        "{%0, %1, %2, %3};"
-        : "+f"(sum[4 * half]), "+f"(sum[4 * half + 1]), "+f"(sum[4 * half + 2]), "+f"(sum[4 * half + 3])
-        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[2 * half]), "r"(b[2 * half + 1]));
-}
-}  // namespace gdn
 """
 
 # A warp's inverse is made of mma.m16n8k16, whose operands are registers that hold earlier results. A fragment [16, 16]

@@ -3,19 +3,16 @@
 import ctypes
 import itertools
 import random
-import shutil
-import subprocess
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from on_cpu import library, pointer
 
 from kernels import preprocess, problem, reference
 from kernels.gates import REFUSE
 from kernels.sequences import FIND_PIECE, layout
 
-HERE = Path(__file__).resolve().parent
 NOT_WRITTEN = 0x7FC1  # a NaN of BF16
 
 # What the kernel does with one item, and one search for a piece.
@@ -56,18 +53,8 @@ extern "C" void piece(int number, int unit, const int* offsets, int stride, int 
 @pytest.fixture(scope="module")
 def device_code(tmp_path_factory):
     """The two calls, as a library."""
-    if shutil.which("g++") is None:
-        pytest.skip("g++, which nvcc needs too, is not on PATH")
-    folder = tmp_path_factory.mktemp("device")
     source = CALLS % (REFUSE + FIND_PIECE + preprocess.INVERT, preprocess.PRODUCTS)
-    (folder / "calls.cpp").write_text(source)
-    words = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", "-pthread", f"-I{HERE}", "-o", folder / "calls.so"]
-    subprocess.run([*words, folder / "calls.cpp"], check=True)
-    return ctypes.CDLL(folder / "calls.so")
-
-
-def pointer(array):
-    return array.ctypes.data_as(ctypes.c_void_p)
+    return library(source, tmp_path_factory.mktemp("device"))
 
 
 def keys(spread):

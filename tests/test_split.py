@@ -3,19 +3,16 @@
 import ctypes
 import itertools
 import random
-import shutil
-import subprocess
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from on_cpu import library, pointer
 
 from kernels.problem import CHUNK
 from kernels.sequences import FIND_PIECE, layout
 from variants import split
 
-HERE = Path(__file__).resolve().parent
 CALLS = r"""
 #include "warp.hpp"
 %s
@@ -57,13 +54,7 @@ extern "C" int first(int segment, int total, int segments, int lead) {
 @pytest.fixture(scope="module")
 def device_code(tmp_path_factory):
     """The calls, as a library."""
-    if shutil.which("g++") is None:
-        pytest.skip("g++, which nvcc needs too, is not on PATH")
-    folder = tmp_path_factory.mktemp("device")
-    (folder / "calls.cpp").write_text(CALLS % (FIND_PIECE + split.FIND_START))
-    words = ["g++", "-std=c++20", "-O1", "-shared", "-fPIC", "-pthread", f"-I{HERE}", "-o", folder / "calls.so"]
-    subprocess.run([*words, folder / "calls.cpp"], check=True)
-    return ctypes.CDLL(folder / "calls.so")
+    return library(CALLS % (FIND_PIECE + split.FIND_START), tmp_path_factory.mktemp("device"))
 
 
 def segments(device_code, where, tokens, exact, units, lead):
@@ -71,7 +62,7 @@ def segments(device_code, where, tokens, exact, units, lead):
     offsets, found = where.offsets.numpy(), (ctypes.c_int * 7)()
     for number in range(where.pieces(units[exact], tokens)):
         device_code.segment(
-            number, exact, *units, offsets.ctypes.data_as(ctypes.c_void_p), where.stride, where.sequences,
+            number, exact, *units, pointer(offsets), where.stride, where.sequences,
             where.tokens_each, tokens, lead, found,
         )  # fmt: skip
         if found[4] < found[3]:
@@ -125,7 +116,7 @@ def expected_start(g_cumsum, own):
 @pytest.mark.parametrize("a_chunk", [0.0, -0.01, -0.3, -3.0, -11.99, -12.0, -700.0, "random"])
 def test_a_segment_starts_where_its_head_has_forgotten(device_code, a_chunk):
     g_cumsum = summed_gates(a_chunk)
-    gates = g_cumsum.ctypes.data_as(ctypes.c_void_p)
+    gates = pointer(g_cumsum)
     for own in (0, 1, 5, 31, 32, 33, 64, 149):
         start = expected_start(g_cumsum, own)
         for limit in (1, 32, CHUNKS):
@@ -137,7 +128,7 @@ def test_a_segment_starts_where_its_head_has_forgotten(device_code, a_chunk):
 @pytest.mark.parametrize("limit", [1, 4, 16, 64])
 def test_a_head_hardly_decays_if_one_of_its_segments_would_be_warmed_up_for_longer(device_code, a_chunk, limit):
     g_cumsum, segments, lead = summed_gates(a_chunk), 5, 2
-    gates = g_cumsum.ctypes.data_as(ctypes.c_void_p)
+    gates = pointer(g_cumsum)
     begins = [device_code.first(segment, CHUNKS, segments, lead) for segment in range(1, segments)]
     expected = any(own - expected_start(g_cumsum, own) > limit for own in begins)
     assert device_code.lasting(gates, HEAD, HV, CHUNKS, segments, lead, limit) == expected

@@ -1,6 +1,6 @@
 // Device code on a CPU: a thread for each of a CTA's, and what warps do together through memory that they share.
 //
-// Stands in for the names that CUDA gives device code, and for the PTX that kernels.preprocess has in functions of one
+// Stands in for the names that CUDA gives device code, and for the PTX that kernels.fragments has in functions of one
 // instruction each. Layouts of fragments are those of the PTX ISA (ldmatrix, stmatrix, mma.m16n8k16).
 #include <algorithm>
 #include <barrier>
@@ -31,7 +31,7 @@ struct Warp {
   std::barrier<> barrier{32};
   uint32_t values[32][8];
 };
-inline Warp warps[4];
+inline Warp warps[8];
 inline Warp& warp() { return warps[threadIdx.x / 32]; }
 inline int lane() { return threadIdx.x % 32; }
 
@@ -59,6 +59,7 @@ template <class Use> inline void together(std::initializer_list<uint32_t> given,
 
 inline float bits_as_float(uint32_t bits) { float x; memcpy(&x, &bits, 4); return x; }
 inline uint32_t float_as_bits(float x) { uint32_t bits; memcpy(&bits, &x, 4); return bits; }
+inline float __uint_as_float(uint32_t bits) { return bits_as_float(bits); }
 inline float half_as_float(uint16_t bits) { _Float16 x; memcpy(&x, &bits, 2); return x; }
 inline uint16_t float_as_half(float x) { _Float16 half = x; uint16_t bits; memcpy(&bits, &half, 2); return bits; }
 inline uint16_t float_as_bfloat(float x) {

@@ -40,7 +40,7 @@ import torch
 from tilelang.layout import make_swizzled_layout
 
 from kernels.build import jit
-from kernels.fragments import accumulator
+from kernels.fragments import INSTRUCTIONS, MOVE_TRANSPOSED, accumulator
 from kernels.markers import mark, role
 from kernels.problem import CHUNK, HEAD_DIM, SCALE, check_core_inputs
 
@@ -55,24 +55,6 @@ LOG2E = math.log2(math.e)  # exp(x) is one instruction as exp2
 LOG2_SCALE = math.log2(SCALE)
 
 bf16, fp32 = "bfloat16", "float32"
-
-# A tile [64 tokens, 64 dv] in the 128-byte swizzle, transposed into the accumulator layout of m64n64: of each 8 x 8
-# matrix, thread l of warp w gets tokens 2 (l mod 4) and the next, in row dv = 16 w + l / 4 and in row dv + 8. A load
-# brings four matrices, two along dv and two along tokens (PTX ISA: ldmatrix, wgmma's register fragments).
-LOAD_TRANSPOSED = r"""
-__device__ __forceinline__ void load_transposed(const void* tile, void* fragment) {
-  unsigned* registers = (unsigned*)fragment;
-  const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3;
-  const int row = lane & 7, dv8 = 2 * warp + ((lane >> 3) & 1), token8 = lane >> 4;
-  unsigned address = (unsigned)__cvta_generic_to_shared(tile) + (token8 * 8 + row) * 128 + ((dv8 ^ row) << 4);
-#pragma unroll
-  for (int i = 0; i < 4; ++i)
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(registers[4 * i]), "=r"(registers[4 * i + 1]), "=r"(registers[4 * i + 2]),
-                   "=r"(registers[4 * i + 3])
-                 : "r"(address + i * 2048));
-}
-"""
 
 
 @jit(disable_warp_specialized=True, disable_thread_storage_sync=True, enable_fast_math=True)
@@ -99,7 +81,11 @@ def build(has_initial_state):
         output: T.Tensor((B, Tn, Hv, HEAD_DIM), bf16),
         final_state: T.Tensor((B, Hv, HEAD_DIM, HEAD_DIM), fp32),
     ):
-        with T.Kernel(HEAD_DIM // DV_TILE, Hv, B, threads=THREADS, prelude=LOAD_TRANSPOSED) as (tile, h, b):
+        with T.Kernel(HEAD_DIM // DV_TILE, Hv, B, threads=THREADS, prelude=INSTRUCTIONS + MOVE_TRANSPOSED) as (
+            tile,
+            h,
+            b,
+        ):
             Q_shared = T.alloc_shared((STAGES, CHUNK, HEAD_DIM), bf16)
             K_shared = T.alloc_shared((STAGES, CHUNK, HEAD_DIM), bf16)
             V_shared = T.alloc_shared((STAGES, CHUNK, DV_TILE), bf16)

@@ -63,7 +63,7 @@ import torch
 from tilelang.layout import make_swizzled_layout
 
 from kernels.build import jit
-from kernels.fragments import accumulator
+from kernels.fragments import INSTRUCTIONS, MOVE_TRANSPOSED, accumulator
 from kernels.markers import mark, role
 from kernels.problem import CHUNK, HEAD_DIM, SCALE, check_core_inputs
 from kernels.sequences import FIND_PIECE, layout
@@ -95,40 +95,6 @@ LOG2E = math.log2(math.e)  # exp(x) is one instruction as exp2
 bf16, fp32 = "bfloat16", "float32"
 FULL_ROW = T.GemmWarpPolicy.FullRow  # each state warpgroup has 64 rows of S^T, and its matmuls need no other's
 
-# A tile [64 tokens, 64 dv] in the 128-byte swizzle, transposed into the accumulator layout of m64n64: of each 8 x 8
-# matrix, thread l of warp w gets tokens 2 (l mod 4) and the next, in row dv = 16 w + l / 4 and in row dv + 8. A load
-# brings four matrices, two along dv and two along tokens (PTX ISA: ldmatrix, wgmma's register fragments). A second
-# warpgroup has the tile behind.
-LOAD_TRANSPOSED = r"""
-__device__ __forceinline__ unsigned transposed_address(const void* tiles) {
-  const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3, tile = threadIdx.x >> 7;
-  const int row = lane & 7, dv8 = 2 * warp + ((lane >> 3) & 1), token8 = lane >> 4;
-  return (unsigned)__cvta_generic_to_shared(tiles) + tile * 8192 + (token8 * 8 + row) * 128 + ((dv8 ^ row) << 4);
-}
-
-__device__ __forceinline__ void load_transposed(const void* tiles, void* fragment) {
-  unsigned* registers = (unsigned*)fragment;
-  const unsigned address = transposed_address(tiles);
-#pragma unroll
-  for (int i = 0; i < 4; ++i)
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(registers[4 * i]), "=r"(registers[4 * i + 1]), "=r"(registers[4 * i + 2]),
-                   "=r"(registers[4 * i + 3])
-                 : "r"(address + i * 2048));
-}
-
-__device__ __forceinline__ void store_transposed(const void* fragment, void* tiles) {
-  const unsigned* registers = (const unsigned*)fragment;
-  const unsigned address = transposed_address(tiles);
-#pragma unroll
-  for (int i = 0; i < 4; ++i)
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
-                 :: "r"(address + i * 2048), "r"(registers[4 * i]), "r"(registers[4 * i + 1]),
-                    "r"(registers[4 * i + 2]), "r"(registers[4 * i + 3])
-                 : "memory");
-}
-"""
-
 # A state [128 dk, 32 dv] as a sum of two BF16 numbers, between the accumulator layout of two warpgroups, 64 dk each,
 # and shared memory, where it is transposed: a tile of 64 dk a warpgroup, in the 128-byte swizzle, 32 rows of high
 # parts, then 32 of low ones. Of each 8 x 8 matrix, thread l has dk = l / 4 and dv = 2 (l mod 4) and the next (PTX ISA:
@@ -145,24 +111,14 @@ __device__ __forceinline__ void load_state(const void* tiles, void* fragment) {
 #pragma unroll
   for (int dv = 0; dv < 32; dv += 16) {
     unsigned high[4], low[4];
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(high[0]), "=r"(high[1]), "=r"(high[2]), "=r"(high[3])
-                 : "r"(state_address(tiles, dv)) : "memory");
-    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
-                 : "=r"(low[0]), "=r"(low[1]), "=r"(low[2]), "=r"(low[3])
-                 : "r"(state_address(tiles, dv + 32)) : "memory");
+    gdn::load_transposed_matrices(high, state_address(tiles, dv));
+    gdn::load_transposed_matrices(low, state_address(tiles, dv + 32));
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       x[dv / 2 + 2 * i] = __uint_as_float(high[i] << 16) + __uint_as_float(low[i] << 16);
       x[dv / 2 + 2 * i + 1] = __uint_as_float(high[i] & 0xffff0000u) + __uint_as_float(low[i] & 0xffff0000u);
     }
   }
-}
-
-__device__ __forceinline__ unsigned bfloat2(float first, float second) {
-  unsigned packed;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(second), "f"(first));
-  return packed;
 }
 
 __device__ __forceinline__ void store_state(const void* fragment, void* tiles) {
@@ -173,14 +129,11 @@ __device__ __forceinline__ void store_state(const void* fragment, void* tiles) {
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
       const float first = x[dv / 2 + 2 * i], second = x[dv / 2 + 2 * i + 1];
-      high[i] = bfloat2(first, second);
-      low[i] = bfloat2(first - __uint_as_float(high[i] << 16), second - __uint_as_float(high[i] & 0xffff0000u));
+      high[i] = gdn::bfloat2(first, second);
+      low[i] = gdn::bfloat2(first - __uint_as_float(high[i] << 16), second - __uint_as_float(high[i] & 0xffff0000u));
     }
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
-                 :: "r"(state_address(tiles, dv)), "r"(high[0]), "r"(high[1]), "r"(high[2]), "r"(high[3]) : "memory");
-    asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};"
-                 :: "r"(state_address(tiles, dv + 32)), "r"(low[0]), "r"(low[1]), "r"(low[2]), "r"(low[3])
-                 : "memory");
+    gdn::store_transposed_matrices(state_address(tiles, dv), high);
+    gdn::store_transposed_matrices(state_address(tiles, dv + 32), low);
   }
 }
 """
@@ -364,7 +317,7 @@ def build(dv_tile):
                 * (T.if_then_else(turn == FIRST, exact_pieces, pieces) + T.if_then_else(turn == ONLY, 0, exact_pieces))
             ),
             threads=threads,
-            prelude=LOAD_TRANSPOSED + FIND_PIECE + FIND_START + SHORT_CHUNK + COPY_STATE,
+            prelude=INSTRUCTIONS + MOVE_TRANSPOSED + FIND_PIECE + FIND_START + SHORT_CHUNK + COPY_STATE,
         ) as cta:
             Q_shared = T.alloc_shared((STAGES, CHUNK, HEAD_DIM), bf16)
             K_shared = T.alloc_shared((STAGES, CHUNK, HEAD_DIM), bf16)
@@ -898,7 +851,7 @@ def build_fold():
         lead: T.int32,
         limit: T.int32,
     ):
-        prelude = FIND_PIECE + FIND_START + MOVE_STATE
+        prelude = INSTRUCTIONS + FIND_PIECE + FIND_START + MOVE_STATE
         with T.Kernel(HEAD_DIM // FOLDED, Hv, sequences, threads=320, prelude=prelude) as (tile, h, n):
             # Of M, 128 rows of high parts, then of low ones, 64 a tile. Of N and S, the halves of dk, each with rows of
             # high parts of this CTA's columns of dv, then of low ones.
