@@ -201,11 +201,12 @@ def plan(B: int, tokens: int, Hv: int, device: torch.device, packed: int = 1) ->
         32768, 48   128x2 549/757      128x2e8 570/698    128x3e8 782/678
         32768, 64   128x2 587/825      64x1 798/799
 
-    The main loop has become 4 to 8 % faster since; of 4 heads, of 48 at 32768 and of 16384, `split_fold` twice as fast.
+    All are of the main loop before this one, which took 4 to 8 % longer; those of 4 heads, of 16384, and of 48 heads at
+    32768, of the `split_fold` before this one too, which took twice as long.
     """
     heads, chunks, sms = B * Hv, -(-tokens // CHUNK), sm_count(device)
-    # Half the SMs for a quarter of the heads. 14 chunks have room for M, N and a start (variants/split.py). With more
-    # than 24 segments there are more CTAs than SMs.
+    # Half the SMs for a quarter of the heads. 14 chunks have room for M, N and a start (variants/split.py). More than
+    # 24 gained nothing: 128x16e32 took longer than 128x16e24 with either `split_fold`.
     exact = min(2 * sms // heads, chunks // 14, 24)
     exact = exact if exact >= 4 * max(packed, 2) else 0
     if (segments := sms // heads) > 1 and chunks >= (16 if exact else 24) * segments:

@@ -81,11 +81,8 @@ def build(has_initial_state):
         output: T.Tensor((B, Tn, Hv, HEAD_DIM), bf16),
         final_state: T.Tensor((B, Hv, HEAD_DIM, HEAD_DIM), fp32),
     ):
-        with T.Kernel(HEAD_DIM // DV_TILE, Hv, B, threads=THREADS, prelude=INSTRUCTIONS + MOVE_TRANSPOSED) as (
-            tile,
-            h,
-            b,
-        ):
+        prelude = INSTRUCTIONS + MOVE_TRANSPOSED
+        with T.Kernel(HEAD_DIM // DV_TILE, Hv, B, threads=THREADS, prelude=prelude) as (tile, h, b):
             Q_shared = T.alloc_shared((STAGES, CHUNK, HEAD_DIM), bf16)
             K_shared = T.alloc_shared((STAGES, CHUNK, HEAD_DIM), bf16)
             V_shared = T.alloc_shared((STAGES, CHUNK, DV_TILE), bf16)
