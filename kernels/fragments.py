@@ -47,6 +47,11 @@ __device__ __forceinline__ void store_transposed_matrices(unsigned to, const uns
                :: "r"(to), "r"(from[0]), "r"(from[1]), "r"(from[2]), "r"(from[3]) : "memory");
 }
 
+__device__ __forceinline__ void store_matrices(unsigned to, const unsigned* from) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};"
+               :: "r"(to), "r"(from[0]), "r"(from[1]), "r"(from[2]), "r"(from[3]) : "memory");
+}
+
 // sum [16, 16] += a [16, 16] b [16, 16]
 __device__ __forceinline__ void multiply(float* sum, const unsigned* a, const unsigned* b) {
 #pragma unroll
@@ -62,7 +67,8 @@ __device__ __forceinline__ void multiply(float* sum, const unsigned* a, const un
 # A tile [64 tokens, 64 dv] in the 128-byte swizzle, transposed into the accumulator layout of m64n64: of each 8 x 8
 # matrix, thread l of warp w gets tokens 2 (l mod 4) and the next, in row dv = 16 w + l / 4 and in row dv + 8. A load
 # brings four matrices, two along dv and two along tokens (PTX ISA: ldmatrix, wgmma's register fragments). A second
-# warpgroup has the tile behind.
+# warpgroup has the tile behind. A thread computes its address in a tile once, and calls take a number: of a pointer to
+# shared memory TileLang assumes that it is stored to, and puts a proxy fence, which waits for loads, before a matmul.
 MOVE_TRANSPOSED = r"""
 __device__ __forceinline__ unsigned transposed_address(const void* tiles) {
   const int lane = threadIdx.x & 31, warp = (threadIdx.x >> 5) & 3, tile = threadIdx.x >> 7;
@@ -70,14 +76,12 @@ __device__ __forceinline__ unsigned transposed_address(const void* tiles) {
   return (unsigned)__cvta_generic_to_shared(tiles) + tile * 8192 + (token8 * 8 + row) * 128 + ((dv8 ^ row) << 4);
 }
 
-__device__ __forceinline__ void load_transposed(const void* tiles, void* fragment) {
-  const unsigned address = transposed_address(tiles);
+__device__ __forceinline__ void load_transposed(unsigned address, void* fragment) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) gdn::load_transposed_matrices((unsigned*)fragment + 4 * i, address + i * 2048);
 }
 
-__device__ __forceinline__ void store_transposed(const void* fragment, void* tiles) {
-  const unsigned address = transposed_address(tiles);
+__device__ __forceinline__ void store_transposed(const void* fragment, unsigned address) {
 #pragma unroll
   for (int i = 0; i < 4; ++i) gdn::store_transposed_matrices(address + i * 2048, (const unsigned*)fragment + 4 * i);
 }

@@ -20,6 +20,7 @@ using std::min;
 
 struct float4 { float x, y, z, w; };
 struct uint4 { unsigned x, y, z, w; };
+struct float2 { float x, y; };
 inline float4 make_float4(float x, float y, float z, float w) { return {x, y, z, w}; }
 inline uint4 make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return {x, y, z, w}; }
 
@@ -112,16 +113,20 @@ inline void load_matrices(unsigned* to, unsigned from, bool transposed) {
 }
 inline void load_matrices(unsigned* to, unsigned from) { load_matrices(to, from, false); }
 inline void load_transposed_matrices(unsigned* to, unsigned from) { load_matrices(to, from, true); }
-inline void store_transposed_matrices(unsigned to, const unsigned* from) {
+inline void store_matrices(unsigned to, const unsigned* from, bool transposed) {
   aligned(to);
   together({to}, [&](auto& rows) {
     for (int m = 0; m < 4; ++m)
       for (int which = 0; which < 2; ++which) {
         const uint16_t half = half_of(from[m], which);
-        memcpy(shared_memory + rows[8 * m + lane() % 4 * 2 + which][0] + 2 * (lane() / 4), &half, 2);
+        int row = lane() / 4, column = lane() % 4 * 2 + which;
+        if (transposed) std::swap(row, column);
+        memcpy(shared_memory + rows[8 * m + row][0] + 2 * column, &half, 2);
       }
   });
 }
+inline void store_matrices(unsigned to, const unsigned* from) { store_matrices(to, from, false); }
+inline void store_transposed_matrices(unsigned to, const unsigned* from) { store_matrices(to, from, true); }
 
 // sum [16, 16] += a [16, 16] b [16, 16]: two of mma.m16n8k16.
 inline void multiply(float* sum, const unsigned* a, const unsigned* b) {

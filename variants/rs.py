@@ -157,7 +157,10 @@ def build(has_initial_state):
                 T.sync_warp()
                 if tx % 32 == 0:
                     T.barrier_arrive(sv_full[0])
-                T.call_extern("handle", "load_transposed", T.address_of(V_shared[0, 0, 0]), T.address_of(V_frag[0, 0]))
+                V_address = T.alloc_var(
+                    "uint32", init=T.call_extern("uint32", "transposed_address", T.address_of(V_shared[0, 0, 0]))
+                )
+                T.call_extern("handle", "load_transposed", V_address, T.address_of(V_frag[0, 0]))
                 for i, j in T.Parallel(DV_TILE, CHUNK):
                     weighted_V_frag[i, j] = beta_shared[0, j] * V_frag[i, j]
                 for i, j in T.Parallel(DV_TILE, CHUNK):
@@ -225,7 +228,10 @@ def build(has_initial_state):
                         T.barrier_arrive(sv_full[0])
                     mark("copy V", 1)
                     T.call_extern(
-                        "handle", "load_transposed", T.address_of(V_shared[ahead, 0, 0]), T.address_of(V_frag[0, 0])
+                        "handle",
+                        "load_transposed",
+                        V_address + ahead * (2 * CHUNK * DV_TILE),
+                        T.address_of(V_frag[0, 0]),
                     )
                     mark("compute B V", 1)
                     for i, j in T.Parallel(DV_TILE, CHUNK):

@@ -217,6 +217,56 @@ __device__ __forceinline__ void exit_unless(int needed) {
 """
 )
 
+# P = scale Lower(Q K^T) ⊙ exp(g_i - g_j), a warp 16 rows, from Q K^T [64, 64] in the accumulator layout. Left of a
+# warp's diagonal block the exponential is the product of two, and right of it one of them is 0. In the block the
+# exponent is capped, and the result masked. Which registers are the block's depends on the warp: they are selected,
+# since a branch for each warp takes longer. `store_P` puts P into a tile in the 128-byte swizzle, 16 columns a time.
+PREPARE = r"""
+__device__ __forceinline__ void compute_P(const void* product, const float* g, const float* row, const float* before,
+                                          float log2_scale, void* result) {
+  const float* QK = (const float*)product;
+  unsigned* P = (unsigned*)result;
+  const int lane = threadIdx.x & 31, block = (threadIdx.x >> 5) & 3, i = lane >> 2, j = 2 * (lane & 3);
+  float diagonal[8];
+#pragma unroll
+  for (int n = 0; n < 8; ++n) {
+    const float here = block & 1 ? QK[8 + n] : QK[n], there = block & 1 ? QK[24 + n] : QK[16 + n];
+    diagonal[n] = block & 2 ? there : here;
+  }
+  const float upper = row[16 * block + i], lower = row[16 * block + i + 8];
+#pragma unroll
+  for (int n = 0; n < 8; ++n) {
+    const float2 factor = *(const float2*)(before + 64 * block + 8 * n + j);
+    P[2 * n] = gdn::bfloat2(QK[4 * n] * (upper * factor.x), QK[4 * n + 1] * (upper * factor.y));
+    P[2 * n + 1] = gdn::bfloat2(QK[4 * n + 2] * (lower * factor.x), QK[4 * n + 3] * (lower * factor.y));
+  }
+#pragma unroll
+  for (int n = 0; n < 2; ++n) {
+    const float2 gate = *(const float2*)(g + 16 * block + 8 * n + j);
+#pragma unroll
+    for (int r = 0; r < 2; ++r) {
+      const float own = g[16 * block + 8 * r + i] + log2_scale;
+      const float even = diagonal[4 * n + 2 * r] * gdn::power2(fminf(own - gate.x, log2_scale));
+      const float odd = diagonal[4 * n + 2 * r + 1] * gdn::power2(fminf(own - gate.y, log2_scale));
+      const int distance = 8 * (r - n) + i - j;
+      const unsigned word = gdn::bfloat2(distance >= 0 ? even : 0.f, distance >= 1 ? odd : 0.f);
+#pragma unroll
+      for (int b = 0; b < 4; ++b) P[4 * b + 2 * n + r] = b == block ? word : P[4 * b + 2 * n + r];
+    }
+  }
+}
+
+__device__ __forceinline__ unsigned address_of_P(const void* tile) {
+  const int lane = threadIdx.x & 31, row = (threadIdx.x >> 5 & 3) * 16 + (lane & 15);
+  return (unsigned)__cvta_generic_to_shared(tile) + row * 128 + (((lane >> 4) ^ (row & 7)) << 4);
+}
+
+__device__ __forceinline__ void store_P(const void* fragment, unsigned address) {
+#pragma unroll
+  for (int n = 0; n < 4; ++n) gdn::store_matrices(address ^ (n << 5), (const unsigned*)fragment + 4 * n);
+}
+"""
+
 # A sequence's short last chunk is copied with tokens behind it that are another's, or nobody's. In shared memory a tile
 # of 64 columns has a row of 128 bytes for each: those behind become zero, as the copy engine does it beyond a tensor.
 # From there rows of O go out one by one, undoing the swizzle.
@@ -257,25 +307,7 @@ def build(dv_tile):
     threads = state_threads + 256
     state_registers, prepare_registers, copy_registers = REGISTERS[dv_tile]
     wide = dv_tile == HEAD_DIM
-
-    @T.macro
-    def weigh(QK_frag, g_shared, row_shared, before_shared, stage, P_frag, log2_scale):
-        # P = scale Lower(Q K^T) ⊙ exp(g_i - g_j), a warp 16 rows. Left of its diagonal block the exponential is the
-        # product of two, and right of it one of them is 0. In the block the exponent is capped, and the result masked.
-        for i, j in T.Parallel(CHUNK, CHUNK):
-            P_frag[i, j] = QK_frag[i, j] * (row_shared[stage, i] * before_shared[stage, i // 16, j])
-        for columns in (0, 16, 32, 48):
-            if columns == (T.get_thread_binding() - state_threads) // 32 * 16:
-                for i, j in T.Parallel(CHUNK, 16):
-                    QK_frag[i, columns + j] *= T.exp2(
-                        T.min(g_shared[stage, columns + i % 16] + log2_scale - g_shared[stage, columns + j], log2_scale)
-                    )
-                for i, j in T.Parallel(CHUNK, 16):
-                    P_frag[i, columns + j] = T.Select(i % 16 >= j, QK_frag[i, columns + j], 0.0)
-
-    @T.macro
-    def read_V(V_shared, slot, V_frag):
-        T.call_extern("handle", "load_transposed", T.address_of(V_shared[slot, 0, 0, 0]), T.address_of(V_frag[0, 0]))
+    V_bytes = 2 * CHUNK * dv_tile  # a place of V_shared
 
     def column(half, i):  # of the state, in row i of a CTA's S^T
         return (half + i // HALF) % 2 * HALF + i % HALF
@@ -317,7 +349,7 @@ def build(dv_tile):
                 * (T.if_then_else(turn == FIRST, exact_pieces, pieces) + T.if_then_else(turn == ONLY, 0, exact_pieces))
             ),
             threads=threads,
-            prelude=INSTRUCTIONS + MOVE_TRANSPOSED + FIND_PIECE + FIND_START + SHORT_CHUNK + COPY_STATE,
+            prelude=INSTRUCTIONS + MOVE_TRANSPOSED + PREPARE + FIND_PIECE + FIND_START + SHORT_CHUNK + COPY_STATE,
         ) as cta:
             Q_shared = T.alloc_shared((STAGES, CHUNK, HEAD_DIM), bf16)
             K_shared = T.alloc_shared((STAGES, CHUNK, HEAD_DIM), bf16)
@@ -364,8 +396,11 @@ def build(dv_tile):
                 {
                     V_shared: make_swizzled_layout(V_shared),
                     O_shared: make_swizzled_layout(O_shared),
+                    P_shared: make_swizzled_layout(P_shared),
                     V_frag: accumulator(dv_tile),
                     O_bf16: accumulator(dv_tile),
+                    QK_frag: accumulator(CHUNK),
+                    P_frag: accumulator(CHUNK),
                 }
             )
             tx = T.get_thread_binding()
@@ -517,6 +552,12 @@ def build(dv_tile):
                         S1_frag[i, j] = initial_state[n, h, HALF + j, column(half, i)]
                 T.copy(S0_frag, S0_operand)
                 T.copy(S1_frag, S1_operand)
+                V_address = T.alloc_var(
+                    "uint32", init=T.call_extern("uint32", "transposed_address", T.address_of(V_shared[0, 0, 0, 0]))
+                )
+                O_address = T.alloc_var(
+                    "uint32", init=T.call_extern("uint32", "transposed_address", T.address_of(O_shared[0, 0, 0]))
+                )
                 T.barrier_wait(full[1], 0)
                 T.wgmma_gemm(
                     S0_operand, K_shared[1, :, 0:HALF], U_frag, transpose_B=True, clear_accum=True, policy=FULL_ROW
@@ -525,7 +566,7 @@ def build(dv_tile):
                 T.barrier_arrive(empty[0])
                 if wide and width == HALF:
                     T.barrier_arrive(empty[0])
-                read_V(V_shared, 1, V_frag)
+                T.call_extern("handle", "load_transposed", V_address + V_bytes, T.address_of(V_frag[0, 0]))
                 T.wait_wgmma(0)
                 stage = T.alloc_var("int32", init=1)
                 ahead = T.alloc_var("int32", init=0)
@@ -596,6 +637,8 @@ def build(dv_tile):
                         if not warming:
                             mark("wait p_full")
                             T.barrier_wait(p_full[c % 2], c // 2 % 2)
+                            mark("wait o_empty", -1)
+                            T.barrier_wait(o_empty[0], (c + 1) % 2)
                             mark("issue P Vnew")
                             T.wgmma_gemm(Vnew_operand, P_shared[c % 2, :, :], O_frag, transpose_B=True, policy=FULL_ROW)
                         # U^T = S^T K^T of the following chunk; the last chunk repeats its own
@@ -631,17 +674,9 @@ def build(dv_tile):
                             T.barrier_arrive(p_empty[c % 2])
                             if wide and width == HALF:
                                 T.barrier_arrive(p_empty[c % 2])
-                            mark("wait o_empty", -1)
-                            T.barrier_wait(o_empty[0], (c + 1) % 2)
                             mark("copy O")
                             T.copy(O_frag, O_bf16)
-                            T.call_extern(
-                                "handle",
-                                "store_transposed",
-                                T.address_of(O_bf16[0, 0]),
-                                T.address_of(O_shared[0, 0, 0]),
-                            )
-                            T.fence_proxy_async()
+                            T.call_extern("handle", "store_transposed", T.address_of(O_bf16[0, 0]), O_address)
                             T.sync_warp()
                             mark("arrive o_full")
                             if tx % 32 == 0:
@@ -649,7 +684,9 @@ def build(dv_tile):
                                 if wide and width == HALF:
                                     T.barrier_arrive(o_full[0])
                         mark("copy V", 1)
-                        read_V(V_shared, ahead, V_frag)
+                        T.call_extern(
+                            "handle", "load_transposed", V_address + ahead * V_bytes, T.address_of(V_frag[0, 0])
+                        )
                         stage = ahead
                         mark("drain U", 1)
                         T.wait_wgmma(0)
@@ -683,6 +720,7 @@ def build(dv_tile):
                 kind = T.alloc_var("int32", init=place_shared[KIND])
                 stage = T.alloc_var("int32", init=1)
                 phase = T.alloc_var("int32", init=0)
+                T.fence_proxy_async()  # of what went before: TileLang puts one into the loop otherwise
                 T.barrier_arrive(empty[0])
                 for _ in T.serial(warm):
                     T.barrier_wait(full[stage], phase)
@@ -690,6 +728,9 @@ def build(dv_tile):
                     phase = T.if_then_else(stage == STAGES - 1, 1 - phase, phase)
                     stage = T.if_then_else(stage == STAGES - 1, 0, stage + 1)
                 T.call_extern("handle", "exit_unless", kind == MAIN)
+                P_address = T.alloc_var(
+                    "uint32", init=T.call_extern("uint32", "address_of_P", T.address_of(P_shared[0, 0, 0]))
+                )
                 for c in T.serial(chunks):
                     role("prepare", state_threads, c)
                     mark("wait full")
@@ -700,12 +741,23 @@ def build(dv_tile):
                     )
                     T.wait_wgmma(0)
                     mark("compute P")
-                    weigh(QK_frag, g_shared, row_shared, before_shared, stage, P_frag, log2_scale)
+                    T.call_extern(
+                        "handle",
+                        "compute_P",
+                        T.address_of(QK_frag[0, 0]),
+                        T.address_of(g_shared[stage, 0]),
+                        T.address_of(row_shared[stage, 0]),
+                        T.address_of(before_shared[stage, 0, 0]),
+                        log2_scale,
+                        T.address_of(P_frag[0, 0]),
+                    )
                     T.barrier_arrive(empty[stage])  # the state's arrival is later
                     mark("wait p_empty", -2)
                     T.barrier_wait(p_empty[c % 2], (c // 2 + 1) % 2)
                     mark("copy P")
-                    T.copy(P_frag, P_shared[c % 2, :, :])
+                    T.call_extern(
+                        "handle", "store_P", T.address_of(P_frag[0, 0]), P_address + c % 2 * (2 * CHUNK * CHUNK)
+                    )
                     T.fence_proxy_async()
                     T.sync_warp()
                     mark("arrive p_full")
@@ -727,6 +779,7 @@ def build(dv_tile):
                 if tx < state_threads + 160:  # copy K, Q, V and A
                     stage = T.alloc_var("int32", init=1)
                     phase = T.alloc_var("int32", init=0)
+                    T.fence_proxy_async()
                     T.barrier_arrive(full[0])  # there is no chunk before the first
                     for c in T.serial(-warm, chunks):
                         role("load", state_threads + 128, c)
@@ -809,6 +862,7 @@ def build(dv_tile):
                         role("store O", state_threads + 224, c)
                         mark("wait o_full")
                         T.barrier_wait(o_full[0], c % 2)
+                        T.fence_proxy_async()  # here, where nobody waits for it
                         mark("copy O")
                         t0 = begin + (own + c) * CHUNK
                         T.copy(O_shared[0, :, :], output[t0 : t0 + CHUNK, h, dv : dv + HALF])
