@@ -153,9 +153,18 @@ def _standing(run: Run, phase: str) -> Table:
         title=f"{phase.capitalize()}: {rung} against the best library",
         head=["Case", f"{rung}, µs", "Best library", "its µs", f"{rung} is"],
         rows=rows,
-        note=f"Graph clock. Below 1× the library is faster; in bold where {rung} is, by more than the spread.",
+        note=f"Graph clock. Below 1× the library is faster; in bold where {rung} is, by more than the spread."
+        + "".join(
+            f" Not timed: {name} on {case}, {reason.split(':')[0]}." for name, case, reason in _failed(run, phase)
+        ),
         bold=bold,
     )
+
+
+def _failed(run: Run, phase: str) -> list[tuple[str, str, str]]:
+    """Libraries that were not timed on a case: name, case, reason."""
+    skipped = run.skipped_in(phase).items()
+    return [(name, case, why) for (name, case), why in skipped if name in run.peers and name != NO_LIBRARY]
 
 
 def everybody(run: Run) -> list[Table]:
@@ -173,11 +182,7 @@ def _everybody(run: Run, phase: str) -> Table:
         bold.append((len(rows), 1 + names.index(fastest)))
         rows.append([case, *(microseconds(wide.loc[case, name]) for name in names)])
     left_out = [f" {name}: {reason}." for name, reason in run.info.get("missing", {}).items()]
-    failed = [
-        f" {name} on {case}: {reason}."
-        for (name, case), reason in run.skipped_in(phase).items()
-        if name in run.peers and name != NO_LIBRARY
-    ]
+    failed = [f" {name} on {case}: {reason}." for name, case, reason in _failed(run, phase)]
     return Table(
         title=f"{phase.capitalize()}, µs",
         head=["Case", *names],

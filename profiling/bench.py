@@ -109,7 +109,7 @@ def gate(
     phase: str = "core",
 ) -> Gate:
     """Compare every implementation of a phase with the reference. A guest that is wrong or fails is left out, not the
-    end.
+    end, and off the lab suite its relative error alone decides: of millions of elements one may well be out by chance.
 
     Raises:
         WrongResult: one of ours is wrong; names it, the case, the tensor and the error.
@@ -120,7 +120,8 @@ def gate(
             arguments = passed.arguments.get(each.convert) or each.convert(inputs)
             with poisoned_memory():
                 actual = each.result(each.forward(*arguments), inputs)
-            elementwise = case.decays and phase in work.WORK
+            strict = name in ours or case in problem.SUITES["lab"]
+            elementwise = strict and case.decays and phase in work.WORK
             passed.errors[name] = check(actual, expected, elementwise, schema.CHECKED[phase])
             passed.arguments[each.convert] = arguments
         except UnsupportedCase as reason:

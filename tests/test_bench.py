@@ -80,6 +80,18 @@ def test_a_guest_that_is_wrong_or_fails_is_left_out_with_the_reason(tiny):
     assert passed.skipped["broken"] == "AssertionError: needs a B200"
 
 
+def test_a_single_element_decides_on_the_lab_suite_and_on_ours(tiny):
+    inputs, (output, state), expected = tiny
+    off = state.clone()
+    off[0, 0, 0, 0] += 0.02  # of 0.005 allowed, and a relative error far below that
+    guest = {"off": implementation(lambda *_: (output, off))}
+    assert list(bench.gate({}, guest, CASE, inputs, expected).errors) == ["off"]
+    lab = problem.SUITES["lab"][0]
+    assert bench.gate({}, guest, lab, inputs, expected).skipped["off"].startswith("wrong: final_state: Tensor-likes")
+    with pytest.raises(reference.WrongResult, match="final_state: Tensor-likes"):
+        bench.gate(guest, {}, CASE, inputs, expected)
+
+
 def test_memory_that_nobody_writes_is_poisoned(tiny):
     inputs, (_, state), expected = tiny
 

@@ -298,6 +298,8 @@ def test_a_missing_library_and_one_that_failed_are_notes(tmp_path):
     (table,) = tables.everybody(run)
     assert "flashinfer: flashinfer-python is not installed." in table.note
     assert f"flashqla on {WIDE}: wrong: output: relative L2 error 1e-1." in table.note
+    (table,) = tables.standing(run)
+    assert table.note.endswith(f" Not timed: flashqla on {WIDE}, wrong. Not timed: flashqla on {LONG}, wrong.")
 
 
 def test_without_libraries_there_are_no_tables_and_figures_say_what_to_do(tmp_path):
@@ -377,6 +379,11 @@ def test_the_recorded_run_has_every_case_for_every_implementation():
     for phase, names in (("core", 4), ("full", 6)):
         frame = tables.measured(run, phase)
         ran = frame[frame["variant"] != "token_loop"].groupby("variant")["case"].nunique()
+        left_out = [name for name, _, _ in tables._failed(run, phase)]
         assert len(ran) == names
-        assert set(ran) == {28}
+        assert all(cases == 40 - left_out.count(name) for name, cases in ran.items())
+        assert left_out == (["flashinfer", "flashinfer_nocp"] if phase == "full" else [])
+    steps = tables.parts(run).groupby(["phase", "variant"])["case"].nunique()
+    assert steps["cumsum"].to_dict() == {"flashqla": 40, "fla": 40}
+    assert steps["A"].to_dict() == {"split": 40, "flashqla": 40, "fla": 40}
     assert set(tables.cold_starts(run)["variant"]) == {tables.ours(run), "flashqla", "fla", "flashinfer"}
