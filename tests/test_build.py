@@ -1,5 +1,6 @@
 """Every kernel cross-compiles for Hopper, spills nothing and uses the tensor cores."""
 
+import functools
 import re
 import subprocess
 import tempfile
@@ -132,15 +133,44 @@ def test_a_load_is_passed_unless_its_scoreboard_was_waited_for():
     assert passed_by_an_arrival(listing(load, ("FMUL R9, R8, R8", 7, 0b000100), arrive), "LDSM") == []
 
 
-@pytest.mark.parametrize(("name", "dv_tile", "loads"), [("split", 64, 12), ("split", 128, 12), ("split_fold", 32, 8)])
-def test_no_arrival_passes_a_load_from_the_place_that_it_frees(name, dv_tile, loads):
-    """Of V, and of N: what follows would be loaded over them."""
+def shortest_loops(sass: str, opcode: str, least: int) -> list[list[str]]:
+    """The instructions of every loop with so many of `opcode`, loops around loops after those within them."""
+    instructions, labels, loops = [], {}, []
+    for line in sass.splitlines():
+        if found := re.match(r"(\.L_\w+):", line):
+            labels[found[1]] = len(instructions)
+        elif found := re.match(r"\s*/\*[0-9a-f]+\*/\s+(.*?);", line):
+            instructions.append(found[1])
+            if back := re.search(r"BRA.*`\((\.L_\w+)\)", found[1]):
+                loops.append(instructions[labels.get(back[1], len(instructions)) :])
+    return sorted((loop for loop in loops if sum(opcode in each for each in loop) >= least), key=len)
+
+
+@functools.cache
+def disassembled(name: str, dv_tile: int) -> str:
+    """nvdisasm -hex of one of the kernels of `split`."""
     made = build.kernels_of(variants.load("split").gdn_prefill_forward, problem.SUITES["lab"])
     (source,) = [source for source in made if (source.name, source.dv_tile) == (name, dv_tile)]
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "split.cubin")
         path.write_bytes(build.cubin(source).content)
         command = [build.find_tool("nvdisasm"), "-c", "-hex", str(path)]
-        sass = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+@pytest.mark.parametrize(("name", "dv_tile", "loads"), [("split", 64, 12), ("split", 128, 12), ("split_fold", 32, 8)])
+def test_no_arrival_passes_a_load_from_the_place_that_it_frees(name, dv_tile, loads):
+    """Of V, and of N: what follows would be loaded over them."""
+    sass = disassembled(name, dv_tile)
     assert sass.count("LDSM") >= loads
     assert passed_by_an_arrival(sass, "LDSM") == []
+
+
+@pytest.mark.parametrize("dv_tile", [64, 128])
+def test_no_proxy_fence_is_on_the_way_of_the_state(dv_tile):
+    """In its two loops, of which the one for the warm-up has 20 products and the other 32; elsewhere there are some."""
+    sass = disassembled("split", dv_tile)
+    warm_up, main = shortest_loops(sass, "HGMMA", 20)[:2]
+    assert [sum("HGMMA" in each for each in loop) for loop in (warm_up, main)] == [20, 32]
+    assert not [each for each in warm_up + main if each.startswith(("FENCE", "MEMBAR"))]
+    assert "FENCE.VIEW.ASYNC" in sass

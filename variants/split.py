@@ -720,7 +720,7 @@ def build(dv_tile):
                 kind = T.alloc_var("int32", init=place_shared[KIND])
                 stage = T.alloc_var("int32", init=1)
                 phase = T.alloc_var("int32", init=0)
-                T.fence_proxy_async()  # of what went before: TileLang puts one into the loop otherwise
+                T.fence_proxy_async()  # for what went before: TileLang puts one into the loop otherwise
                 T.barrier_arrive(empty[0])
                 for _ in T.serial(warm):
                     T.barrier_wait(full[stage], phase)
@@ -779,7 +779,7 @@ def build(dv_tile):
                 if tx < state_threads + 160:  # copy K, Q, V and A
                     stage = T.alloc_var("int32", init=1)
                     phase = T.alloc_var("int32", init=0)
-                    T.fence_proxy_async()
+                    T.fence_proxy_async()  # as above
                     T.barrier_arrive(full[0])  # there is no chunk before the first
                     for c in T.serial(-warm, chunks):
                         role("load", state_threads + 128, c)
