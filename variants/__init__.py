@@ -201,7 +201,7 @@ def plan(B: int, tokens: int, Hv: int, device: torch.device, packed: int = 1) ->
         32768, 48   128x2 549/757      128x2e8 570/698    128x3e8 782/678
         32768, 64   128x2 587/825      64x1 798/799
 
-    All are of the main loop before this one, which took 4 to 8 % longer; those of 4 heads, of 16384, and of 48 heads at
+    All are of main loops before this one, which took 4 to 10 % longer; those of 4 heads, of 16384, and of 48 heads at
     32768, of the `split_fold` before this one too, which took twice as long.
     """
     heads, chunks, sms = B * Hv, -(-tokens // CHUNK), sm_count(device)
