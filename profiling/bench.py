@@ -49,7 +49,7 @@ PROTOCOL = {
     "warm-ups, one event pair and one synchronize each",
     "order": "one process, all implementations of a phase interleaved round by round",
     "correctness": "before timing, against the FP64 token recurrence: relative L2 <= 5e-3; rtol = atol = 5e-3 on every "
-    "element where all heads decay, of libraries on the lab suite only; cumsum and A: relative L2 <= 5e-3 of FP64 formulas",
+    "element where all heads decay, of libraries on lab alone; cumsum and A: relative L2 <= 5e-3, FP64 formulas",
     "memory": "peak of what one full forward, not the first, asks of torch's allocator, less what it returns; what a "
     "library keeps between calls is not in it",
 }
